@@ -157,23 +157,6 @@ def test_leaving_before_the_first_token_starts_no_other_answer():
     everything_is_back(engine)
 
 
-def test_two_answers_that_are_refused_have_their_own_numbers():
-    """The ids of the second and the third are in use: each gets an error under its own number."""
-    engine = scripted_engine(TEXTS)
-    params = SamplingParams(n=4, seed=1, max_tokens=5)
-
-    async def scenario(front):
-        with waiting(front):
-            others = [asyncio.create_task(read(front, f"{i}_x", greedy(30))) for i in (1, 2)]
-            answers = asyncio.create_task(read(front, "c", params, request_id="x"))
-            await asyncio.sleep(0)
-        await asyncio.gather(*others)
-        return await answers
-
-    ends = [(d.index, d.finish_reason) for d in run(engine, scenario) if d.finish_reason]
-    assert sorted(ends) == [(0, "length"), (1, "error"), (2, "error"), (3, "length")]
-
-
 def test_an_idle_engine_takes_no_time_of_the_processor():
     """Without work its thread sleeps until a command comes."""
 
@@ -241,20 +224,22 @@ def test_what_is_refused_harms_no_one():
     everything_is_back(engine)
 
 
-def test_a_later_answer_whose_id_is_taken_harms_no_one():
+@pytest.mark.parametrize("taken", [[1], [1, 2]])
+def test_a_later_answer_whose_id_is_taken_harms_no_one(taken):
     engine = scripted_engine(TEXTS)
-    params = SamplingParams(n=3, seed=1, max_tokens=5)
+    params = SamplingParams(n=len(taken) + 2, seed=1, max_tokens=5)
 
     async def scenario(front):
         with waiting(front):
-            other = asyncio.create_task(read(front, "1_x", greedy(30)))
+            others = [asyncio.create_task(read(front, f"{i}_x", greedy(30))) for i in taken]
             answers = asyncio.create_task(read(front, "c", params, request_id="x"))
             await asyncio.sleep(0)
-        return await answers, await other
+        return await answers, await asyncio.gather(*others)
 
-    answers, other = run(engine, scenario)
-    ends = {d.index: d.finish_reason for d in answers if d.finish_reason}
-    assert ends == {0: "length", 1: "error", 2: "length"} and len(tokens_of(other)) == 30
+    answers, others = run(engine, scenario)
+    ends = [(d.index, d.finish_reason) for d in answers if d.finish_reason]
+    assert sorted(ends) == [(i, "error" if i in taken else "length") for i in range(params.n)]
+    assert all(len(tokens_of(other)) == 30 for other in others)
     assert "in use" in next(d.error for d in answers if d.error)
     everything_is_back(engine)
 
