@@ -63,8 +63,8 @@ def test_the_last_tokens_of_a_prompt_are_kept(most, max_tokens, kept):
 
 def test_a_token_is_kept_of_a_prompt_without_room():
     """max_tokens is the model's length: the error names what does not fit with the one token."""
-    call = lambda: made([1, 2, 3], truncate_prompt_tokens=-1, max_tokens=8)  # noqa: E731
-    refusal(call, "prompt 1 + max_tokens 8 exceeds the model's length 8")
+    words = "prompt 1 + max_tokens 8 exceeds the model's length 8"
+    refusal(lambda: made([1, 2, 3], truncate_prompt_tokens=-1, max_tokens=8), words)
 
 
 @pytest.mark.parametrize("what", ["logprobs", "prompt_logprobs"])
