@@ -68,7 +68,7 @@ LEFT_OUT = (
 )
 ENOUGH, FEW = 0.95, 5  # so much of a module must be killed, or all but so many, whatever the reasons
 CPU = 8  # seconds of the processor for one test; the longest takes one
-WALL = 600  # seconds for a mutant that waits for something
+WALL = 200  # seconds for a mutant that waits for something; a survivor takes up to 60
 OUT = Path("out/mutants")  # pytest's output for the original, and the survivors of the last run
 # By pytest's exit code; a signal is "late", and any other code "broken": it cannot even be imported.
 OUTCOMES = {0: "alive", 1: "failed", 5: "no tests"}
