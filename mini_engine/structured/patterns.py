@@ -150,10 +150,11 @@ class _Parser:
             low = self.member()
             if self.pattern[self.at : self.at + 1] == "-" and self.pattern[self.at + 1 : self.at + 2] != "]":
                 self.at += 1
-                high = self.member()
-                if len(low) > 1 or len(high) > 1 or low[0][0] != low[0][1] or low[0][0] > high[0][1]:
+                # A character is one number, and a class of characters is more.
+                ends = [code for pair in (*low, *self.member()) for code in {*pair}]
+                if len(ends) != 2 or ends[0] > ends[1]:
                     self.fail("the ends of a range are two characters in their order")
-                low = [(low[0][0], high[0][1])]
+                low = [(ends[0], ends[1])]
             found = found + low
         self.at += 1
         return without(found) if negated else found
@@ -164,13 +165,12 @@ class _Parser:
 
 
 def without(ranges: Ranges) -> Ranges:
-    """Return all other code points."""
+    """Return all other code points; a range may be empty."""
     found, start = Ranges(), 0
     for low, high in sorted(ranges):
-        if low > start:
-            found.append((start, low - 1))
+        found.append((start, low - 1))
         start = max(start, high + 1)
-    return [*found, (start, LAST)] if start <= LAST else found
+    return [*found, (start, LAST)]
 
 
 def bytes_of(ranges: Ranges) -> Node:

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from collections import Counter
 from importlib.util import find_spec
 from itertools import product
 from types import SimpleNamespace
@@ -51,9 +52,13 @@ def accepts(dfa, text):
 # One of every 101 code points, and those beside the edges of UTF-8's lengths.
 EDGES = [point + by for point in (0x80, 0x800, 0x1234, 0xD800, 0xE000, 0x10000, 0x10400) for by in (-1, 0, 1)]
 POINTS = [chr(point) for point in (*range(0, 0x110000, 101), *EDGES) if not 0xD800 <= point < 0xE000]
-SETS = [".", "[^a]", "[\x80-\u07ff]", "[\u1234-\U00010400]", "[\U00010203-\U000a0b0c]"]
+SETS = [
+    ".", "[^a]", "[^\x00-\U0010fffe]", "[^\x01-\U0010ffff]", "[\x80-\u07ff]", "[\u1234-\U00010400]",
+    "[\U00010203-\U000a0b0c]",
+]  # fmt: skip
 FIRST = [*map(chr, range(300)), chr(0x10FFFF)]
-CLASSES = [rf"\{letter}" for letter in "dwsDWSntrfv.-"] + [r"[^\d]", r"[\w-]", "[ -~]", ".", "[a-a]"]
+CLASSES = [rf"\{letter}" for letter in "dwsDWSntrfv.-"]
+CLASSES += [r"[^\d]", r"[\w-]", "[ -~]", ".", "[a-a]", "[^a-zc-fz{]"]
 
 
 @pytest.mark.parametrize(
@@ -64,6 +69,29 @@ def test_a_pattern_means_what_it_means_in_re(pattern, texts):
     dfa = build_dfa(parse(pattern))
     wrong = [text for text in texts if accepts(dfa, text) != bool(re.fullmatch(pattern, text, re.ASCII))]
     assert wrong == []
+
+
+@pytest.mark.parametrize("last", [0x7F, 0x80, 0x7FF, 0x800, 0xD7FF, 0xE000, 0xFFFF, 0x10000, 0x10FFFF])
+@pytest.mark.parametrize("first", [0, 1, 0x7F, 0x80, 0x800, 0x10000])
+def test_a_class_matches_no_bytes_but_its_characters(first, last):
+    """There are as many rows of bytes that match as there are characters, without the surrogates."""
+    if first > last:
+        first, last = last, first
+    dfa = build_dfa(parse(f"[{chr(first)}-{chr(last)}]"))
+    num_ways, num_texts = Counter({0: 1}), 0
+    for _ in range(5):
+        steps = [(to, num) for state, num in num_ways.items() for to in dfa.transitions[state].values()]
+        num_ways = Counter()
+        for state, num in steps:
+            num_ways[state] += num
+        num_texts += sum(num_ways[state] for state in dfa.accepting)
+    assert num_texts == last - first + 1 - len(range(max(first, 0xD800), min(last, 0xDFFF) + 1))
+
+
+def test_a_class_of_all_characters_of_a_length_is_small():
+    tails = OneOf(frozenset(range(0x80, 0xC0)))
+    assert parse("[\x80-\u07ff]") == OneOf(frozenset(range(0xC2, 0xE0))) + tails
+    assert parse("[\u1000-\ucfff]") == OneOf(frozenset(range(0xE1, 0xED))) + (tails + tails)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +105,9 @@ def test_a_pattern_means_what_it_means_in_re(pattern, texts):
         (r"[\da-z]", r"[\d-z]"),
         (r"[a\w]", r"[a-\w]"),
         (r"[\w-]", r"[\w-z]"),
+        ("[a-a]", r"[+-\d]"),
+        ("[a-b]", r"[a-\D]"),
+        ("[ab-c]", r"[\D-z]"),
     ],
 )
 def test_the_limits_of_a_pattern(largest, larger):
