@@ -111,5 +111,5 @@ def _let_find(rows: list[Request], scheduled: dict[str, int], kv: KVManager) -> 
     as padding (AttentionPlan), and a NaN there would reach the readers, too.
     """
     for request in rows:
-        if (num_tokens := scheduled.get(request.request_id, 0)) > 1:
+        if request.request_id in scheduled and (num_tokens := scheduled[request.request_id]) > 1:
             step_caching_kv(kv).cache_scheduled_blocks(request, num_tokens)

@@ -138,9 +138,7 @@ class Scheduler:
         return made_room
 
     def _is_short(self) -> bool:
-        size, several = self.kv.block_size, self._most_tokens > 1
-        at_edge = (request for request in self.running if several or request.num_computed_tokens % size == 0)
-        needed = sum(self.kv.num_new_blocks(request, request.num_new_tokens) for request in at_edge)
+        needed = sum(self.kv.num_new_blocks(request, request.num_new_tokens) for request in self.running)
         return needed > self.kv.num_free_blocks
 
     def preempt(self, request: Request) -> None:

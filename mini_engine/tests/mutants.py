@@ -122,7 +122,7 @@ def first_line(statement: ast.AST) -> str:
 def is_for_types(node: ast.AST) -> bool:
     names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} if isinstance(node, ast.stmt) else set()
     return (isinstance(node, ast.If) and "TYPE_CHECKING" in names) or (
-        isinstance(node, ast.Assign) and bool(names & {"Callable", "Literal", "TypeVar"})
+        isinstance(node, ast.Assign) and bool(names & {"Callable", "Literal", "TypeVar", "__all__"})
     )
 
 

@@ -251,6 +251,28 @@ def test_a_step_that_is_done_is_not_taken_back():
     assert scheduler.running == [request] and not scheduler.waiting
 
 
+def test_a_step_is_taken_back_once():
+    scheduler, request, scheduled = prefilled()
+    scheduler.update(scheduled, {"a": [1]})
+    assert scheduler.schedule() == {"a": 1}
+    for before in ([request], []):
+        scheduler.take_back(before)
+        assert scheduler.running == [request] and not scheduler.waiting
+
+
+def test_a_decode_asks_for_a_block_where_one_begins(monkeypatch):
+    """A decode within its last block is decided without a call of the block manager."""
+    scheduler, _, scheduled = prefilled(max_tokens=20)
+    asked, allocate = [], scheduler.kv.allocate
+    monkeypatch.setattr(
+        scheduler.kv, "allocate", lambda *args: asked.append(args[0].num_tokens) or allocate(*args)
+    )
+    for _ in range(9):
+        scheduler.update(scheduled, {"a": [1]})
+        scheduled = scheduler.schedule()
+    assert asked == [5, 9, 13]
+
+
 # ----------------------------------------------------------------------------------- at scale
 
 
