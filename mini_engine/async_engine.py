@@ -102,8 +102,8 @@ class AsyncEngine:
     ) -> AsyncGenerator[Delta, None]:
         """Yield the Deltas of a request; with n answers Delta.index says of which. Leaving early aborts it.
 
-        Raises ValueError for a request that the engine refuses, EngineFullError and EngineClosedError. What a
-        slow reader has not read yet waits, at most max_tokens tokens; no one else does.
+        Raises ValueError for a request that the engine refuses, EngineFullError and EngineClosedError. The
+        tokens that a slow reader has not read are kept, at most max_tokens; other requests go on.
         """
         if self._ended is not None:
             raise EngineClosedError(self._ended)
@@ -160,7 +160,7 @@ class AsyncEngine:
     def _serve(self) -> None:
         while self._ended is None:
             self._turn()
-        while not self._commands.empty():  # whoever came too late is answered, too
+        while not self._commands.empty():  # commands that came too late are answered, too
             self._commands.get()()
         self._hand_over()
 
@@ -280,7 +280,7 @@ class AsyncEngine:
     def _tell(self, loop: asyncio.AbstractEventLoop, what: Callable[[], None]) -> None:
         try:
             loop.call_soon_threadsafe(what)
-        except RuntimeError:  # that loop is closed, and nobody waits there
+        except RuntimeError:  # that loop is closed, and its readers are gone
             log.debug("an event loop has gone")
 
 

@@ -86,8 +86,8 @@ class Steps(Protocol):
     inboxes: dict[str, deque[Delta]]
 
     def step(self) -> list[Delta]:
-        """Serve one step. Deltas of requests with an inbox are put into it; the others' are kept for whoever
-        calls the engine's own `step`."""
+        """Serve one step. Deltas of requests with an inbox are put into it; the others' are kept for the
+        caller of the engine's own `step`."""
 
     def abort(self, request_id: str) -> bool: ...
 

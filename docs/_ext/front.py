@@ -62,17 +62,17 @@ def beats(trace: Trace) -> list[tuple[int, str]]:
 def stage() -> str:
     """Return the stage as HTML, in the moment when a chat has to wait."""
     trace, texts = runs.hero()
-    told, shown = frames(), beats(trace)
+    played, shown = frames(), beats(trace)
     stopped = shown[3][0]
-    written = "".join(new for *_, new in told[:stopped])
+    written = "".join(new for *_, new in played[:stopped])
     data = {
         "slower": SLOWER,
         "states": STATES,
         "letters": {name: "".join(letters) for name, (_, letters) in texts.items()},
         "beats": [step for step, _ in shown],
-        "frames": told,
+        "frames": played,
     }
-    _, states, memory, _ = told[stopped]
+    _, states, memory, _ = played[stopped]
     chats = "".join(
         _chat(name, prompt, "".join(letters[: written.count(name)]), state)
         for (name, (prompt, letters)), state in zip(texts.items(), states, strict=True)

@@ -92,8 +92,8 @@ def generate(
     answers = [answer for output in outputs for answer in output.outputs]
     for text, answer in zip([text for text in prompt for _ in range(n)], answers, strict=True):
         typer.echo(("" if chat else text) + answer.text)
-        for token_id, told in zip(answer.token_ids, answer.logprobs or (), strict=False):
-            words = [f"{of.logprob:7.3f} {of.decoded_token!r}" for of in told.values()]
+        for token_id, likely in zip(answer.token_ids, answer.logprobs or (), strict=False):
+            words = [f"{of.logprob:7.3f} {of.decoded_token!r}" for of in likely.values()]
             typer.echo(f"{token_id:>6} " + "  ".join(words))
         if answer.is_complete is False and not answer.error:
             say(f"the text was cut short ({answer.finish_reason}), and has not the shape that was asked for")

@@ -172,7 +172,7 @@ def _end(why: str) -> NoReturn:
 
 
 def _store() -> PrefixStore:
-    """Return a connection to the store of this start; a connection that waits serves nobody else."""
+    """Return a connection to the store of this start; a connection that waits serves no other call."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return PrefixStore(f"mini-engine/{start}", TCPStore(host, port, is_master=False))

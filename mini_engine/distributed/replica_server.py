@@ -18,7 +18,7 @@ Numbers = tuple[dict[str, float], dict[str, float]]
 
 
 class ReplicaServer(Server):
-    """A Server whose engines are elsewhere: what it tells of one engine, it tells of all."""
+    """A Server whose engines are elsewhere: what a Server reports of one engine, it reports of all."""
 
     def __init__(
         self,

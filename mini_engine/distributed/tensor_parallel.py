@@ -57,8 +57,8 @@ def connect(model: CausalLM, ranks: Ranks) -> CausalLM:
             for product in (layer.self_attn.o_proj, layer.mlp.down_proj):
                 product.register_forward_hook(lambda module, args, part: ranks.sum(part))
     if ranks.rank == 0:  # a prompt's log probabilities are computed beside the backend, one text at a time
-        told = ranks.everywhere("forward", model.forward, lambda ids, positions, attend: (ids, positions))
-        model.forward = told  # type: ignore[method-assign]  # each call goes to the ranks first
+        shared = ranks.everywhere("forward", model.forward, lambda ids, positions, attend: (ids, positions))
+        model.forward = shared  # type: ignore[method-assign]  # each call goes to the ranks first
     return model
 
 
@@ -84,8 +84,8 @@ def parallel_backend(ranks: Ranks) -> Callable[..., PagedBackend]:
         ranks.everywhere("make", lambda *size: None)(kv.num_blocks, kv.block_size)
         sent: dict[str, Any] = {"compute": lambda batch: (moved(batch, "cpu"),)}
         for name in AGREED:
-            told = ranks.everywhere(name, getattr(backend, name), *(sent[n] for n in sent if n == name))
-            setattr(backend, name, told)
+            shared = ranks.everywhere(name, getattr(backend, name), *(sent[n] for n in sent if n == name))
+            setattr(backend, name, shared)
         return backend
 
     return make

@@ -225,7 +225,7 @@ class Server:
             except EngineClosedError as error:
                 return self.refuse(_closed(error))
             except ClientGoneError:
-                return Response(status_code=499)  # which nobody reads
+                return Response(status_code=499)  # the client has gone
             except TimeoutError:
                 return self.refuse(TOO_LATE)
             except Exception:

@@ -68,7 +68,7 @@ class Served:
 
 
 class ClientGoneError(Exception):
-    """The client has closed its connection, and nobody waits for the answer."""
+    """The client has closed its connection, and no one reads the answer."""
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -62,7 +62,7 @@ class GuidanceGrammar:
 
     def __init__(self, matcher: Any, eos_token_id: int):
         self.matcher, self.eos_token_id = matcher, eos_token_id
-        self.ended = False  # by end-of-text, which the matcher is not told of
+        self.ended = False  # by end-of-text, which the matcher does not see
 
     def is_terminated(self) -> bool:
         """Return whether end-of-text came."""

@@ -187,18 +187,20 @@ def test_the_tables_of_the_docs():
     }
     for name in rows if SOAK else ("prefix", "two only prefill"):
         (line,) = [line for line in page.splitlines() if line.startswith(f"| {name} |")]
-        told = [float(cell.strip(" %").replace(",", "")) for cell in line.split("|")[2:-1]]
+        shown = [float(cell.strip(" %").replace(",", "")) for cell in line.split("|")[2:-1]]
         found = figures(replicas=4, requests=200, **rows[name])
         cached = 100 * found["cached_tokens"] / found["prompt_tokens"]
         times = [found[key] for key in ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "goodput")]
-        assert told == pytest.approx([cached, *times][-len(told) :], rel=0.02, abs=0.6), name
+        assert shown == pytest.approx([cached, *times][-len(shown) :], rel=0.02, abs=0.6), name
 
 
 def test_the_simulated_rows_of_scaling_are_those_of_simulate():
     docs = Path(__file__).parents[2] / "docs"
     whole = {tuple(line.split(" | ")[1:]) for line in (docs / "simulate.md").read_text("utf-8").splitlines()}
-    told = (docs / "scaling.md").read_text("utf-8").partition("## Simulated")[2].partition("\n### ")[0]
-    rows = [line.strip("| ").split(" | ")[1:] for line in told.splitlines() if re.match(r"\| .*\d \|$", line)]
+    shown = (docs / "scaling.md").read_text("utf-8").partition("## Simulated")[2].partition("\n### ")[0]
+    rows = [
+        line.strip("| ").split(" | ")[1:] for line in shown.splitlines() if re.match(r"\| .*\d \|$", line)
+    ]
     wanted = [cells for cells in rows if cells[0] != "TTFT p50 (ms)"]
     assert len(wanted) == 5
     for cells in wanted:

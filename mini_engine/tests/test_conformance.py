@@ -609,8 +609,8 @@ def test_27_stops(script, params, text, reason, number):
     """27. Ends: eos, stop ids, stop strings, max_tokens, the model's length; ignore_eos is for the first."""
     encode = byte_tokenizer().encode
 
-    def tokens(told):
-        return [256 if char == "\0" else encode(char)[0] for char in told]
+    def tokens(printed):
+        return [256 if char == "\0" else encode(char)[0] for char in printed]
 
     engine = scripted_engine({"a": tokens(script)}, max_model_len=10)
     params = {"max_tokens": 8} | params
@@ -749,17 +749,17 @@ from mini_engine.engine import Engine
 from mini_engine.request import SamplingParams
 from mini_engine.tests.helpers import play, random_workload, tiny_model, drain, tokens_of
 from mini_engine.trace import decisions
-told = []
+printed = []
 for seed in range(3):
     engine = play(*random_workload(seed))
-    told += [[decisions(r), r.blocks, r.blocked.to_json()] for r in engine.trace.steps]
+    printed += [[decisions(r), r.blocks, r.blocked.to_json()] for r in engine.trace.steps]
 settings = {"num_blocks": 14, "block_size": 4, "max_num_seqs": 5, "max_num_batched_tokens": 9}
 engine = Engine(tiny_model(), record=True, **settings)
 for name in ("b", "a", "zz", "c", "k"):
     engine.add_request([1, 2, 3, len(name)] * 3, SamplingParams(max_tokens=9), request_id=name)
 deltas = drain(engine)
-told += [decisions(r) for r in engine.trace.steps]
-print(json.dumps([told, {name: tokens_of(d) for name, d in deltas.items()}]))
+printed += [decisions(r) for r in engine.trace.steps]
+print(json.dumps([printed, {name: tokens_of(d) for name, d in deltas.items()}]))
 """
 
 
@@ -771,8 +771,8 @@ def test_33_nothing_depends_on_hash_seeds(capsys):
     first = subprocess.run(line, env=environment, stdout=subprocess.PIPE, text=True, timeout=120).stdout
     exec(RERUN, {})
     second = capsys.readouterr().out
-    told, tokens = json.loads(first)
-    assert len(told) > 100 and all(len(ids) == 9 for ids in tokens.values())
+    printed, tokens = json.loads(first)
+    assert len(printed) > 100 and all(len(ids) == 9 for ids in tokens.values())
     assert first == second
 
 

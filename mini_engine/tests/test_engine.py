@@ -1,6 +1,6 @@
 """The engine as its users meet it: requests, deltas, stops, streams, aborts and refusals.
 
-Mostly on an engine whose model says what it is told, so that every text is known.
+Mostly on an engine whose model says what a test chooses, so that every text is known.
 """
 
 import subprocess
@@ -160,17 +160,17 @@ def test_a_salt_reaches_the_cache(model):
 
 def test_without_a_record_there_is_no_trace(model):
     """record=False serves the same tokens and says what it lacks."""
-    params, told = greedy(6), []
+    params, shown = greedy(6), []
     for record in (True, False):
         engine = Engine(model, num_blocks=20, block_size=4, record=record)
         engine.add_request([3, 4, 5], params)
-        told.append(tokens_of(drain(engine)["r0"]))
+        shown.append(tokens_of(drain(engine)["r0"]))
         if record:
             assert engine.trace.end.end == "drained" and engine.trace.steps
         else:
             with pytest.raises(RuntimeError, match="record=True"):
                 _ = engine.trace
-    assert told[0] == told[1] == alone(model, [3, 4, 5], params)
+    assert shown[0] == shown[1] == alone(model, [3, 4, 5], params)
 
 
 def test_recording_is_off_unless_asked_for(model):
@@ -375,7 +375,7 @@ def test_text_needs_a_tokenizer(model):
 
 @pytest.mark.parametrize("num_rows", [0, 1, 3])
 def test_sample_takes_a_row_for_each_request(model, num_rows):
-    """A step that hands in other logits than those of the ending is told so, and no token is lost."""
+    """A step that hands in other logits than those of the ending is refused, and no token is lost."""
     engine = Engine(model, num_blocks=8, block_size=4)
     requests = [engine.requests[engine.add_request([1, 2, 3], greedy(3))] for _ in range(2)]
     with pytest.raises(ValueError, match=f"{num_rows} rows of logits for 2 requests"):

@@ -230,14 +230,14 @@ def check_trace(run, path):
     assert engine.scheduler.kv.num_free_blocks == engine.scheduler.kv.num_blocks
     assert engine.requests == engine.inboxes == engine.sampler._numbers == {} and not engine._ready
     write_trace(path, engine.trace)
-    told = {name: [] for name in run.said}
+    found = {name: [] for name in run.said}
     trace = read_trace(path)
     for record, views in replay(trace):
         for name, token_ids in record.new_tokens.items():
-            told[name] += token_ids
+            found[name] += token_ids
         held = [b for view in views.values() if view.running for b in view.blocks]
         assert len(set(held)) == trace.header.config["num_blocks"] - record.num_free_blocks
-    assert told == {name: tokens_of(said) for name, said in run.said.items()}
+    assert found == {name: tokens_of(said) for name, said in run.said.items()}
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -263,14 +263,14 @@ def check_trace(engine, outcome, path):
     finished = {event.id: event.reason for event in events if event.type == "FINISHED"}
     assert queued == Counter(list(outcome))
     assert finished == {name: reason for name, (_, _, reason, _) in outcome.items()}
-    told = {name: [] for name in outcome}
+    shown = {name: [] for name in outcome}
     for record, views in replay(trace):
         for name, token_ids in record.new_tokens.items():
-            told[name] += token_ids
+            shown[name] += token_ids
         assert all(views[name].running for name in record.scheduled)
         held = [b for view in views.values() if view.running for b in view.blocks]
         assert len(set(held)) == trace.header.config["num_blocks"] - record.num_free_blocks
-    assert told == {name: token_ids for name, (token_ids, *_) in outcome.items()}
+    assert shown == {name: token_ids for name, (token_ids, *_) in outcome.items()}
 
 
 def disturbed_run(seed, path):

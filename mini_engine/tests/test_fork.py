@@ -72,7 +72,7 @@ PARTS, SEEDS = (2, 4000) if SOAK else (1, 40)
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_answer_is_as_alone(part):
-    """Over random workloads: all reads, all outputs, all rules, and the blocks that the trace tells of."""
+    """Over random workloads: all reads, all outputs, all rules, and the blocks in the trace."""
     total = Counter()
     for seed in range(part, SEEDS, PARTS):
         try:

@@ -34,12 +34,12 @@ def test_an_output_has_all_its_fields():
     assert (completion.index, completion.text, completion.finish_reason) == (0, "hello", "length")
     assert completion.token_ids == front.tokenizer.encode("hello")
     assert output.prompt_token_ids == front.tokenizer.encode("hi")
-    best = [min(told, key=lambda i: told[i].rank) for told in completion.logprobs]
+    best = [min(found, key=lambda i: found[i].rank) for found in completion.logprobs]
     assert best == completion.token_ids
     assert (
-        "".join(told[i].decoded_token for i, told in zip(best, completion.logprobs, strict=True)) == "hello"
+        "".join(found[i].decoded_token for i, found in zip(best, completion.logprobs, strict=True)) == "hello"
     )
-    total = sum(told[i].logprob for i, told in zip(best, completion.logprobs, strict=True))
+    total = sum(found[i].logprob for i, found in zip(best, completion.logprobs, strict=True))
     assert completion.cumulative_logprob == pytest.approx(total)
     assert completion.stop_reason is None and output.num_cached_tokens == 0
     (output,) = front.generate("hi", greedy(5), use_tqdm=False)
@@ -48,8 +48,8 @@ def test_an_output_has_all_its_fields():
 
 def test_the_log_probability_of_a_special_token_names_it():
     (output,) = llm([[256]]).generate("hi", greedy(5, logprobs=1), use_tqdm=False)
-    (told,) = output.outputs[0].logprobs
-    assert (output.outputs[0].text, told[256].decoded_token) == ("", "<eos>")
+    (found,) = output.outputs[0].logprobs
+    assert (output.outputs[0].text, found[256].decoded_token) == ("", "<eos>")
 
 
 IDS = ([1, 2, 3], (1, 2, 3), np.array([1, 2, 3]), torch.tensor([1, 2, 3]), [np.int64(i) for i in (1, 2, 3)])

@@ -202,9 +202,9 @@ def test_prompt_logprobs(model, budget):
         (output,) = llm.generate(prompt, params, use_tqdm=False)
         first, *others = output.prompt_logprobs
         assert first is None and len(others) == len(prompt) - 1
-        for told, row, (_, token_id) in zip(others, rows, pairwise(prompt), strict=False):
-            assert set(told) == {token_id, *row.topk(2).indices.tolist()}
-            assert told[token_id].logprob == pytest.approx(row[token_id].item(), abs=1e-5)
+        for shown, row, (_, token_id) in zip(others, rows, pairwise(prompt), strict=False):
+            assert set(shown) == {token_id, *row.topk(2).indices.tolist()}
+            assert shown[token_id].logprob == pytest.approx(row[token_id].item(), abs=1e-5)
 
 
 def test_prompts_of_all_kinds_and_defaults_of_the_model(model):
@@ -311,8 +311,8 @@ import vllm
 job = json.load(open(sys.argv[1]))
 llm = vllm.LLM(job["model"], dtype="float32", enforce_eager=True, max_model_len=512, disable_log_stats=True)
 def plain(rows):
-    told = lambda row: row and {i: [of.logprob, of.rank, of.decoded_token] for i, of in row.items()}
-    return rows and list(map(told, rows))
+    shown = lambda row: row and {i: [of.logprob, of.rank, of.decoded_token] for i, of in row.items()}
+    return rows and list(map(shown, rows))
 said = []
 for options in job["options"]:
     if "logit_bias" in options:
@@ -354,10 +354,10 @@ def test_greedy_with_each_option_is_vllms(tmp_path, smollm2_path):
     llm = LLM(str(folder))
 
     def plain(rows):
-        def told(row):
+        def shown(row):
             return row and {str(i): [of.logprob, of.rank, of.decoded_token] for i, of in row.items()}
 
-        return rows and list(map(told, rows))
+        return rows and list(map(shown, rows))
 
     for options in OPTIONS:
         params = SamplingParams(temperature=0, max_tokens=24, **options)

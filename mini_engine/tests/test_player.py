@@ -777,7 +777,7 @@ def test_what_exceeds_the_budget_is_red(open_player):
 
 
 def test_a_running_request_without_a_token_is_idle(open_player):
-    """In the run's picture, in its row, in words, in the SVG. Counts that contradict the events are told."""
+    """In the run's picture, its row, words, and SVG. Counts that contradict the events are reported."""
     trace = ready_setup()
     at = next(r.step for r in trace.steps if len(r.scheduled) == 3 and r.blocked.reason == "empty")
     record, (name, *_) = trace.steps[at], trace.steps[at].scheduled
@@ -792,13 +792,13 @@ def test_a_running_request_without_a_token_is_idle(open_player):
     assert (
         page.locator(".saying").text_content() == f"{name} is running, and this step computes nothing of it."
     )
-    told = page.locator(".log").text_content()
+    given = page.locator(".log").text_content()
     left = 16 - record.num_batched_tokens
     assert (
         f"{name} runs without a token in this step, although {left} of the budget of 16 tokens are left."
-        in told
+        in given
     )
-    assert "The scheduler has 1 request waiting; by the events so far it should be 0." in told
+    assert "The scheduler has 1 request waiting; by the events so far it should be 0." in given
     assert page.locator(".overview .if-idle").is_visible()
     page.evaluate(f"player.go({at + 1})")
     assert page.locator(f".running-card .row[data-id={name}] .letter").text_content() != "I"
@@ -1161,14 +1161,14 @@ def test_a_cluster_s_engines_show_the_same_moment(open_player, options):
     """Each engine shows the step that runs at that moment, or that it is idle; every step is shown."""
     traces = cluster_traces(**options)
     page = open_player(traces)
-    told = page.evaluate("""() => {
+    given = page.evaluate("""() => {
         const at = (place) => (pane) => {
             const { step, t, t_end, scheduled } = pane.run.steps[pane.indexAt(place)];
             return [step, t, t_end, scheduled.map(([id]) => id), pane.placeOf(pane.indexAt(place))];
         };
         return JSON.stringify(player.moments.map((t, place) => [t, player.panes.map(at(place))]));
     }""")
-    shown = json.loads(told)  # playwright takes long for so many lists
+    shown = json.loads(given)  # playwright takes long for so many lists
     times = [moment for moment, _ in shown]
     assert times == sorted(times) and {r.t for trace in traces.values() for r in trace.steps} <= set(times)
     for number, (name, trace) in enumerate(traces.items()):

@@ -35,14 +35,14 @@ def test_the_monitors_rules_are_the_pages():
 
 def test_every_case_is_told_and_tested_by_its_issue():
     """Numbers of issues stand in the page, in the test's first line, and in the page that tells the case."""
-    told = (DOCS / "real-bugs.md").read_text("utf-8")
+    shown = (DOCS / "real-bugs.md").read_text("utf-8")
     cases = rows("What real engines got wrong")
     for _, issues, name in cases:
         test = inspect.unwrap(getattr(test_real_bugs, name.strip("`")))
         assert inspect.getdoc(test).startswith(issues)
         for number in re.findall(r"\d+", issues):
-            assert re.search(rf"(?:/issues/|/pull/|#){number}\b", told), number
+            assert re.search(rf"(?:/issues/|/pull/|#){number}\b", shown), number
     tests = {f"`{name}`" for name in vars(test_real_bugs) if name.startswith("test_")}
     assert {name for _, _, name in cases} == tests
-    titles = set(re.findall(r"^## (.+)", told, re.M)) - {"Mistakes in articles"}
+    titles = set(re.findall(r"^## (.+)", shown, re.M)) - {"Mistakes in articles"}
     assert {title for case, _, _ in cases for title in re.findall(r"^\[(.+?)\]", case)} == titles

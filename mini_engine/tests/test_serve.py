@@ -99,16 +99,16 @@ def test_a_chat_in_one_piece_and_streamed(client):
     whole = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
     output = expected("user: Good day\nassistant:", max_tokens=6, temperature=0, logprobs=2)
     assert whole.choices[0].message.content == output.outputs[0].text
-    told = whole.choices[0].logprobs.content
-    assert b"".join(bytes(one.bytes) for one in told).decode(errors="replace") == output.outputs[0].text
-    assert [one.logprob for one in told] == pytest.approx(
+    shown = whole.choices[0].logprobs.content
+    assert b"".join(bytes(one.bytes) for one in shown).decode(errors="replace") == output.outputs[0].text
+    assert [one.logprob for one in shown] == pytest.approx(
         [
             of[i].logprob
             for i, of in zip(output.outputs[0].token_ids, output.outputs[0].logprobs, strict=True)
         ],
         abs=1e-5,
     )
-    assert all(len(one.top_logprobs) == 2 and one.top_logprobs[0].logprob == one.logprob for one in told)
+    assert all(len(one.top_logprobs) == 2 and one.top_logprobs[0].logprob == one.logprob for one in shown)
     chunks = list(client.chat.completions.create(**asked, stream=True))
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(chunk.choices[0].delta.content for chunk in chunks) == output.outputs[0].text
@@ -118,11 +118,15 @@ def test_a_chat_in_one_piece_and_streamed(client):
 
 
 def test_logprobs_and_echo_of_completions(client):
-    told = client.completions.create(
+    shown = client.completions.create(
         model="tiny", prompt="x", max_tokens=3, temperature=0, logprobs=2
     ).choices[0]
-    assert len(told.logprobs.tokens) == len(told.logprobs.token_logprobs) == 3
-    assert told.logprobs.text_offset[0] == 0 and [len(top) for top in told.logprobs.top_logprobs] == [2, 2, 2]
+    assert len(shown.logprobs.tokens) == len(shown.logprobs.token_logprobs) == 3
+    assert shown.logprobs.text_offset[0] == 0 and [len(top) for top in shown.logprobs.top_logprobs] == [
+        2,
+        2,
+        2,
+    ]
     hot = {"temperature": 2, "seed": 3, "logprobs": 0}  # what was sampled is there, however unlikely
     drawn = client.completions.create(model="tiny", prompt="x", max_tokens=9, **hot).choices[0].logprobs
     chances = zip(drawn.tokens, drawn.token_logprobs, strict=True)
@@ -130,7 +134,7 @@ def test_logprobs_and_echo_of_completions(client):
     echoed = client.completions.create(
         model="tiny", prompt="x", max_tokens=3, temperature=0, echo=True
     ).choices[0]
-    assert echoed.text == "x" + told.text
+    assert echoed.text == "x" + shown.text
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -145,20 +149,20 @@ def test_an_echo_has_the_log_probabilities_of_the_prompt(client, stream):
             of.prompt_logprobs + of.outputs[0].logprobs,
         )
         wanted = [one and one[i].logprob for i, one in zip(ids, found, strict=True)]
-        told = [choice.logprobs for choice in choices if choice.index == number]
-        assert [one for part in told for one in part.token_logprobs] == pytest.approx(wanted, abs=1e-5)
-        assert told[0].tokens[0] == prompt[0] and told[0].top_logprobs[0] is None
-        assert [at for part in told for at in part.text_offset] == [*range(len(ids))]
+        shown = [choice.logprobs for choice in choices if choice.index == number]
+        assert [one for part in shown for one in part.token_logprobs] == pytest.approx(wanted, abs=1e-5)
+        assert shown[0].tokens[0] == prompt[0] and shown[0].top_logprobs[0] is None
+        assert [at for part in shown for at in part.text_offset] == [*range(len(ids))]
 
 
 def test_an_echo_names_special_tokens_and_the_offsets_count_them(client):
     prompt = [256, *byte_tokenizer().encode("ab"), 256]
-    told = client.completions.create(
+    shown = client.completions.create(
         model="tiny", prompt=prompt, max_tokens=1, temperature=0, echo=True, logprobs=1
     ).choices[0]
-    assert told.text.startswith("<eos>ab<eos>")
-    assert told.logprobs.tokens[:4] == ["<eos>", "a", "b", "<eos>"]
-    assert told.logprobs.text_offset == [0, 5, 6, 7, 12]
+    assert shown.text.startswith("<eos>ab<eos>")
+    assert shown.logprobs.tokens[:4] == ["<eos>", "a", "b", "<eos>"]
+    assert shown.logprobs.text_offset == [0, 5, 6, 7, 12]
 
 
 def test_offsets_count_tokens_though_the_text_waits_for_a_stop_string(client):
@@ -205,8 +209,8 @@ def test_usage_in_every_chunk(client):
 def test_log_probabilities_of_prompts(client):
     """Those of a completion are in the choice, those of a chat beside the choices, as in vLLM."""
     ask = {"model": "tiny", "max_tokens": 1, "extra_body": {"prompt_logprobs": 1}}
-    told = client.completions.create(prompt=["abc", "de"], **ask).choices
-    assert [len(choice.prompt_logprobs) for choice in told] == [3, 2]
+    shown = client.completions.create(prompt=["abc", "de"], **ask).choices
+    assert [len(choice.prompt_logprobs) for choice in shown] == [3, 2]
     chat = client.chat.completions.create(messages=[{"role": "user", "content": "a"}], **ask)
     assert len(chat.prompt_logprobs) == chat.usage.prompt_tokens and chat.prompt_logprobs[0] is None
     none = client.completions.create(prompt="ab", **ask | {"extra_body": {"prompt_logprobs": None}})
@@ -335,9 +339,9 @@ def test_other_paths_methods_and_models(address, client):
 
 
 def test_tokens_and_back(address):
-    told = http.post(f"{address}/tokenize", json={"prompt": "héllo"}).json()
-    assert told["count"] == len(told["tokens"]) == 6 and told["max_model_len"] == 256
-    back = http.post(f"{address}/detokenize", json={"tokens": told["tokens"]}).json()
+    shown = http.post(f"{address}/tokenize", json={"prompt": "héllo"}).json()
+    assert shown["count"] == len(shown["tokens"]) == 6 and shown["max_model_len"] == 256
+    back = http.post(f"{address}/detokenize", json={"tokens": shown["tokens"]}).json()
     assert back == {"prompt": "héllo"}
     chat = http.post(f"{address}/tokenize", json={"messages": [{"role": "user", "content": "a"}]}).json()
     assert chat["count"] == len("user: a\nassistant:")

@@ -334,7 +334,7 @@ def test_a_grammar_is_compiled_once():
         ({"regex": "("}, r"structured_outputs regex '\('.*unclosed group"),
     ],
 )
-def test_a_shape_that_cannot_be_met_is_refused_at_the_door(shape, words):
+def test_a_shape_that_cannot_be_met_is_refused_on_input(shape, words):
     with pytest.raises(ValueError, match=f"request 'r0': .*{words}"):
         generate(shape)
 

@@ -167,8 +167,8 @@ def test_logprobs_of_prompts_are_summed_too(ranks_of):
     ours, theirs = (LLM.from_engine(engine).generate(PROMPTS, params) for engine in (shared, whole))
     for one, other in zip(ours, theirs, strict=True):
         for chances, expected in zip(one.prompt_logprobs[1:], other.prompt_logprobs[1:], strict=True):
-            values = {i: told.logprob for i, told in expected.items()}
-            assert {i: told.logprob for i, told in chances.items()} == pytest.approx(values, abs=1e-4)
+            values = {i: shown.logprob for i, shown in expected.items()}
+            assert {i: shown.logprob for i, shown in chances.items()} == pytest.approx(values, abs=1e-4)
 
 
 def test_a_step_that_is_taken_back_and_an_abort_are_rank_0s_alone(ranks_of, monkeypatch):

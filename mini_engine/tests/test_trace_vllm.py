@@ -169,10 +169,10 @@ def test_drafts_are_recorded_with_what_came_of_them(tmp_path):
         scheduler.add_request(Request("a", 3, 9))
         steps(scheduler)
     trace = read_trace(tmp_path / "run.jsonl")
-    told = [(r.scheduled, r.draft_token_ids, r.num_accepted_tokens, r.new_tokens) for r in trace.steps]
+    shown = [(r.scheduled, r.draft_token_ids, r.num_accepted_tokens, r.new_tokens) for r in trace.steps]
     drafted = ({"a": 3}, {"a": [7, 5]}, {"a": 1}, {"a": [7, 7]})
     last = ({"a": 2}, {"a": [7]}, {"a": 1}, {"a": [7, 7]})  # one draft ends before max_tokens
-    assert told == [({"a": 3}, {}, {}, {"a": [7]}), *[drafted] * 3, last]
+    assert shown == [({"a": 3}, {}, {}, {"a": [7]}), *[drafted] * 3, last]
     for record_, views in replay(trace):
         assert len(views["a"].blocks) == 12 - record_.num_free_blocks and not record_.returned_blocks
     assert views["a"].num_output_tokens == 9 and views["a"].num_computed_tokens == 11

@@ -1,4 +1,4 @@
-"""A prefix that is shared within a step: rows behind find it, and nobody when the step is not computed."""
+"""A prefix that is shared within a step: rows behind find it, unless the step is not computed."""
 
 from dataclasses import replace
 

@@ -108,9 +108,9 @@ def play_apart(sandbox: Sandbox, source: str, cases: Sequence[CaseScript]) -> An
     if answer.broken or answer.ended or not hidden:
         return answer
     more = play(sandbox, source, hidden)
-    told = more.ended if more.ended.startswith(("no answer within", "more than")) else "its process ended"
+    reason = more.ended if more.ended.startswith(("no answer within", "more than")) else "its process ended"
     ended = bool(more.ended or more.broken)
-    return Answer(answer.logs + more.logs, ended=told if ended else "", in_hidden=ended)
+    return Answer(answer.logs + more.logs, ended=reason if ended else "", in_hidden=ended)
 
 
 def judged(lab: Lab, case: CaseScript, number: int, answer: Answer) -> Case:

@@ -96,7 +96,7 @@ def answer(request: dict[str, Any], batch: bytes) -> tuple[bytes, str, list[floa
         settle()
     over_at = monotonic()
     took = [max(took[0], children_computed() - before), took[1] + over_at - closed, over_at - began]
-    # The kernel may be the first to end what computes too long: that is slow, whoever noticed it.
+    # The kernel may be the first to end what computes too long: that is slow, too.
     ended = ended or (ending(status) and (beyond(request, len(data), took) or ending(status)))
     return bytes(data[: request["limit"]]), ended, took
 

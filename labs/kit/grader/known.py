@@ -1,6 +1,6 @@
 """Recognises files that are the course's own work: the reference or the engine's part, readable or packed.
 
-Whoever disguises such a file well is not found here; --similarity shows a person what is alike.
+A file that is disguised well is not found here; --similarity shows a person what is alike.
 """
 
 import ast

@@ -109,7 +109,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     key = lab.id, matrix.variant_of(item)
     if timed_out[key] >= (ENOUGH if "mistake:" in item.name else 1):
         raise NotBegun(f"{lab.id}: not run, because a test before it did not end")
-    known = (key[1] or "").startswith("mistake:")  # nobody waits for one that never ends
+    known = (key[1] or "").startswith("mistake:")  # one that never ends must not keep a learner waiting
     most = 1.0 if matrix.HURRY or timed_out[key] else ENDLESS if known else lab.timeout
     item.stash[SECONDS] = min(most, lab.timeout)
     with deadline(item.stash[SECONDS]), limited_prints(), kept_alive():

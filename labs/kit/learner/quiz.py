@@ -83,7 +83,7 @@ def list_topics() -> None:
 def ask(topic: Topic, read: Callable[[str], str] = input) -> tuple[int, int]:
     """Ask a topic's questions. Return how many were right at the first try, and how many were answered.
 
-    The answers are shuffled each time, so that no one learns letters.
+    The answers are shuffled each time, so that a learner does not learn letters.
     """
     right = asked = 0
     say(f"{topic.title}: {len(topic.questions)} questions. Answer with a letter; q ends.")

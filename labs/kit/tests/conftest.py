@@ -180,7 +180,7 @@ def few_cases():
 def spinning():
     """with spinning(6): six processes beside this one compute without end, and end with the block.
 
-    On Linux they share its first processor, unless they are told to use `everywhere`.
+    On Linux they share its first processor, unless they ask for `everywhere`.
     """
     pin = "import os, sys\nif sys.argv[1:]:\n    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
     line = [sys.executable, "-c", pin + "print(flush=True)\nwhile True:\n    pass"]

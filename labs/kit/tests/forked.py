@@ -42,10 +42,10 @@ class Forked:
         self.args, self.returncode = line, None
         with open(os.devnull, "rb") as nothing:
             files = [nothing if stdin == subprocess.DEVNULL else stdin, stdout, stderr]
-            told = json.dumps([line[line.index("-m") + 1 :], str(cwd), dict(env)]).encode()
+            found = json.dumps([line[line.index("-m") + 1 :], str(cwd), dict(env)]).encode()
             with ASKING:
                 ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
-                socket.send_fds(control()[0], [told], [file.fileno() for file in files])
+                socket.send_fds(control()[0], [found], [file.fileno() for file in files])
                 self.pid = int(control()[0].recv(20))
                 ctypes.CDLL(None).prctl(SUBREAPER, 0, 0, 0, 0)  # orphans of other tests are not ours
 
@@ -94,8 +94,8 @@ def forking() -> tuple[str, list[str], str]:
     """Fork for each line that comes; in the new process, return its module, arguments and folder."""
     with socket.socket(fileno=int(sys.argv[1])) as line:
         while True:
-            told, files, *_ = socket.recv_fds(line, 1 << 20, 3)
-            if not told:
+            found, files, *_ = socket.recv_fds(line, 1 << 20, 3)
+            if not found:
                 os._exit(0)
             read, write = os.pipe()
             if not (between := os.fork()):
@@ -111,7 +111,7 @@ def forking() -> tuple[str, list[str], str]:
         os.dup2(file, place)
     for file in (read, write, *files):
         os.close(file)
-    (module, *arguments), folder, environment = json.loads(told)
+    (module, *arguments), folder, environment = json.loads(found)
     os.environ.clear()
     os.environ.update(environment)
     return module, arguments, folder

@@ -90,8 +90,8 @@ def test_a_browser_judges_as_a_terminal_does(lab_id, pages, course, tmp_path):
     done = {"solution": True, "deep": True, "starter": None}
     assert [one.get("done") for one in there] == [done.get(name, False) for name in named]
     for name, one, other in zip(named, there, here, strict=True):
-        told = {key: (one.get(key), other.get(key)) for key in SAME}
-        assert {key: pair for key, pair in told.items() if pair[0] != pair[1]} == {}, name
+        seen = {key: (one.get(key), other.get(key)) for key in SAME}
+        assert {key: pair for key, pair in seen.items() if pair[0] != pair[1]} == {}, name
     count("mistakes judged in a browser", len(mistakes))
 
 
@@ -309,8 +309,8 @@ def test_from_an_empty_function_to_a_right_one(learner, serious, course, tmp_pat
     assert page.locator(".labs .done").all_text_contents() == ["lab-01"]
     page.click("#own")
     learner.until("document.getElementById('status').textContent.includes('has served six chats')")
-    told = learner.player.locator(".texts-card .row").all_text_contents()
-    assert len(told) == 1 and "I love" in told[0]  # it plays from the first step on
+    seen = learner.player.locator(".texts-card .row").all_text_contents()
+    assert len(seen) == 1 and "I love" in seen[0]  # it plays from the first step on
     learner.player.press("#last", "Enter")
     assert learner.player.locator(".texts-card .row .letter").all_text_contents().count("F") >= 4
     files = tmp_path / "files.json"

@@ -278,7 +278,7 @@ def test_test_shows_the_first_failure_only_whatever_the_environment(course, monk
 
 @pytest.mark.timeout(300)
 def test_the_first_failure_is_shown_while_the_other_tests_run(course):
-    """The last test waits until the sentence has been read. At the end the same failure is not told twice."""
+    """The last test waits until the sentence has been read. The same failure is not printed twice."""
     course.solve(*UNPAID)
     course.edit("lab.toml", "timeout = 5", "timeout = 60")
     read, waited = course.root / "read", course.root / "waited"

@@ -198,8 +198,8 @@ def test_the_readme_asks_a_model_and_gets_the_answer_that_is_shown():
     if not models.MODELS["smollm2"].is_present:
         pytest.skip("THE README'S PYTHON IS NOT TESTED: mini-engine models fetch smollm2")
     (code,) = blocks("README.md", "python")  # in a process of its own, which takes the model's memory with it
-    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert told.returncode == 0 and f"# {told.stdout.strip()}" in code, told.stderr
+    given = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert given.returncode == 0 and f"# {given.stdout.strip()}" in code, given.stderr
 
 
 def test_a_watched_run_is_as_the_page_has_it_and_after_the_last_lab_one_of_ones_own_is_played(capsys):

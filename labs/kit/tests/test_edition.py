@@ -150,8 +150,8 @@ def test_what_judges_comes_along(edition):
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_its_make_test_is_about_the_course_and_not_about_what_is_written(edition):
     make = ["make", "-n", "test", "VENV=none"]
-    told = subprocess.run(make, cwd=edition, capture_output=True, text=True).stdout
-    assert "none/bin/pytest labs\n" in told and "none/bin/pytest --nbval notebooks\n" in told
+    seen = subprocess.run(make, cwd=edition, capture_output=True, text=True).stdout
+    assert "none/bin/pytest labs\n" in seen and "none/bin/pytest --nbval notebooks\n" in seen
     assert "export LAB_IMPL := engine" in (edition / "Makefile").read_text("utf-8")
 
 

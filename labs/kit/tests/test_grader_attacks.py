@@ -133,7 +133,7 @@ def opened(few_cases):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grading, "_boxes", OPENED)  # in a sandbox of their own
         patch.setattr(sandbox.imports, "allowed", lambda _: None)
-        # Loaded before the server becomes nobody, whom a machine may refuse the interpreter's folder.
+        # Loaded before the server becomes nobody, to which a machine may refuse the interpreter's folder.
         tools = "codecs ctypes fcntl mmap multiprocessing pickle resource runpy signal socket threading"
         patch.setattr(sandbox.imports, "HARMLESS", tools.split())
         patch.setattr(box(LAB, SETTINGS), "allowed", None)
@@ -332,8 +332,8 @@ def test_a_course_in_a_folder_that_is_seen_inside_is_empty_there(monkeypatch):
     monkeypatch.setattr(sandbox.sys, "prefix", str(sandbox.ROOT))
     for words, there in (([], "solution.py"), (sandbox.emptied(), "")):
         line = [*sandbox.surroundings(), *words, "/bin/ls", "-R", str(sandbox.LABS_DIR)]
-        told = subprocess.run(line, capture_output=True, text=True)
-        assert not told.returncode and there in told.stdout and bool(there) == ("lab-01" in told.stdout)
+        shown = subprocess.run(line, capture_output=True, text=True)
+        assert not shown.returncode and there in shown.stdout and bool(there) == ("lab-01" in shown.stdout)
 
 
 def test_a_loopback_server_outside_is_not_reached():

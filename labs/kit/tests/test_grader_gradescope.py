@@ -85,7 +85,7 @@ class Autograder:
         (self.root / "submission_metadata.json").write_text(json.dumps(metadata), "utf-8")
 
     def grade(self, programs=None):
-        self.told = run([str(self.root / "run_autograder")], self.root, programs, AUTOGRADER=str(self.root))
+        self.found = run([str(self.root / "run_autograder")], self.root, programs, AUTOGRADER=str(self.root))
         results = self.root / "results"
         assert {path.name for path in results.iterdir()} <= {"results.json"}
         file = results / "results.json"
@@ -142,8 +142,8 @@ def test_setup_installs_the_pinned_course_and_bubblewrap(course, tmp_path):
     program(stubs / "apt-get", f'{said}\ncase "$*" in *python3.12*) mv {stubs}/new {stubs}/python3.12;; esac')
     program(stubs / "python3.12", old)
     program(stubs / "new", new)
-    told = run(["bash", str(there.root / "source" / "setup.sh")], "/", stubs, AUTOGRADER=str(there.root))
-    assert told.returncode == 0, told.stderr
+    found = run(["bash", str(there.root / "source" / "setup.sh")], "/", stubs, AUTOGRADER=str(there.root))
+    assert found.returncode == 0, found.stderr
     lines = log.read_text("utf-8").splitlines()
     assert any(line.startswith("apt-get install") and "bubblewrap" in line for line in lines)
     (pip,) = (line.split() for line in lines if line.startswith("python -m pip install"))
@@ -158,7 +158,7 @@ def test_a_submission_is_graded_as_by_the_command_and_the_metadata_say_when_it_c
     os.mkfifo(there.root / "submission" / "pipe")
     (there.root / "submission" / "link").symlink_to("/etc/passwd")
     result = there.grade()
-    assert result, there.told.stderr
+    assert result, there.found.stderr
     documented(result)
     assert result["extra_data"] == {"isolation": "namespaces", "withheld": 11.0}
     assert "spring" not in json.dumps(result)
@@ -172,7 +172,7 @@ def test_a_submission_is_graded_as_by_the_command_and_the_metadata_say_when_it_c
     assert "Weak isolation" not in result["output"]
     assert "one slot too many" in result["tests"][0]["output"]
     assert "hidden cases: " in str(result) and "of 61 depart" in str(result)  # one of them --hidden
-    assert "student-02" not in there.told.stdout + str(result)  # nothing of the class goes in
+    assert "student-02" not in there.found.stdout + str(result)  # nothing of the class goes in
     for wrong in (DEADLINES.replace(".json", ".csv"), DEADLINES.replace("due", "do"), "times = "):
         with pytest.raises(LabError, match="deadlines.toml"):
             gradescope.checked(deadlines(tmp_path, wrong))
@@ -206,14 +206,14 @@ def test_a_file_alone_without_namespaces_and_a_grader_that_fails(course, tmp_pat
     program(stubs / "bwrap", "echo refused >&2; exit 1")
     shutil.copy(EXAMPLES / "submissions/student-01/lab-02/starter.py", there.root / "submission")
     result = there.grade(stubs)
-    assert result, there.told.stderr
+    assert result, there.found.stderr
     assert result["output"].startswith("Weak isolation") and result["extra_data"]["isolation"] == "limits"
-    assert result["score"] == 100 and "student" not in there.told.stderr  # there was no metadata
+    assert result["score"] == 100 and "student" not in there.found.stderr  # there was no metadata
     scripts = there.root / "source/course/labs/lab-02/author/random_scripts.py"
     away = scripts.rename(tmp_path / "away.py")
     assert there.grade() is None
     away.rename(scripts)
-    assert there.told.returncode != 0 and "NOT GRADED" in there.told.stderr
+    assert there.found.returncode != 0 and "NOT GRADED" in there.found.stderr
 
 
 # ------------------------------------------------------------------------------------------- GitHub Classroom
@@ -246,9 +246,9 @@ def test_the_classroom_workflow_grades_what_it_clones(course, tmp_path):
     program(stubs / "gh", f'echo "gh $*" >> {log}\n[ "$1" = extension ] || {{ {clone}; }}')
     wished = {"ASSIGNMENT": "1234", "LABS": "1,2", "SEED": "spring", "GH_TOKEN": "none"}
     for step in (step for step in job["steps"] if "run" in step):
-        told = run(["bash", "-e", "-c", step["run"]], checkout, stubs, **wished)
-        assert told.returncode == 0, told.stderr
-    assert "mean 138.0 of 200 points" in told.stdout and (checkout / "report" / "index.html").exists()
+        found = run(["bash", "-e", "-c", step["run"]], checkout, stubs, **wished)
+        assert found.returncode == 0, found.stderr
+    assert "mean 138.0 of 200 points" in found.stdout and (checkout / "report" / "index.html").exists()
     said = log.read_text("utf-8")
     assert "pip install -e .[grade] -c constraints.txt" in said and "install -y bubblewrap" in said
     assert "--assignment-id 1234" in said
@@ -266,8 +266,8 @@ def test_what_the_guide_shows_is_what_its_commands_print(tmp_path):
     commands = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", shown, re.M)
     assert len(commands) == 9
     for line, output in commands:
-        told = run(["bash", "-c", line], tmp_path, programs, PYTHONPATH=str(ROOT))
-        assert told.stdout == output, f"{line}\n{told.stderr}"
+        found = run(["bash", "-c", line], tmp_path, programs, PYTHONPATH=str(ROOT))
+        assert found.stdout == output, f"{line}\n{found.stderr}"
 
 
 def test_its_case_is_the_one_there():

@@ -180,7 +180,7 @@ def test_hidden_cases_are_nowhere_unless_revealed(tmp_path):
     files = reported(tmp_path / "a", grades)
     assert SECRET not in texts(files)
     handed_out = texts({name: data for name, data in files.items() if name.startswith("feedback")})
-    assert "seed 5" not in handed_out and "seed 5" in texts(files), "who has it could draw the hidden cases"
+    assert "seed 5" not in handed_out and "seed 5" in texts(files), "a reader could draw the hidden cases"
     revealed = Settings(LABS, "seed 5", hidden=10, reveal=True)
     assert f"{SECRET} story" in texts(reported(tmp_path / "b", grades, revealed))
 

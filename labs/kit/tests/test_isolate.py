@@ -134,6 +134,6 @@ def test_a_given_helper_is_the_reference_s_for_the_reference_s_code_alone():
     made = isolate.made(lab, reference)
     isolate.filled_in(lab, [lab.task("BlockManager.take")], module, reference, [], made, two_sets=True)
     manager = module.BlockManager(4, 2)
-    assert (manager.blocks_for(3), manager.num_free_blocks) == (7, 9)  # whoever else asks
+    assert (manager.blocks_for(3), manager.num_free_blocks) == (7, 9)  # in any other call
     assert manager.admit(make_request("a", 3)) and len(manager.tables["a"]) == 2
     assert not manager.admit(make_request("b", 5))

@@ -116,9 +116,9 @@ def why(model, learner) -> str:
 
 def test_a_part_that_raises_is_named_with_line_step_and_request(model, monkeypatch):
     learner = broken(monkeypatch, "lab-03", "Scheduler.preempt", "return request.no_such_thing")
-    told = why(model, learner)
-    assert "lab-03: preempt stopped the run in step 3, with request r" in told
-    assert "starter.py, line" in told and "AttributeError" in told
+    found = why(model, learner)
+    assert "lab-03: preempt stopped the run in step 3, with request r" in found
+    assert "starter.py, line" in found and "AttributeError" in found
 
 
 def test_a_part_that_breaks_an_invariant_is_named(model, monkeypatch):
@@ -132,8 +132,8 @@ def test_a_part_that_breaks_an_invariant_is_named(model, monkeypatch):
                 scheduled[request.request_id] = request.num_new_tokens
         return scheduled
     """
-    told = why(model, broken(monkeypatch, "lab-01", "schedule_step", body))
-    assert "lab-01" in told and "tokens scheduled, but the limit is 16" in told
+    found = why(model, broken(monkeypatch, "lab-01", "schedule_step", body))
+    assert "lab-01" in found and "tokens scheduled, but the limit is 16" in found
 
 
 TROUBLES = {
@@ -147,8 +147,8 @@ TROUBLES = {
 @pytest.mark.parametrize(("body", "words"), TROUBLES.values(), ids=TROUBLES)
 def test_whatever_it_raises_or_prints_is_one_line(model, monkeypatch, capsys, body, words):
     monkeypatch.setattr("labs.kit.learner.parts.SECONDS_A_STEP", 0.5)
-    told = why(model, broken(monkeypatch, "lab-01", "schedule_step", body))
-    assert words in told and len(told) < 300
+    found = why(model, broken(monkeypatch, "lab-01", "schedule_step", body))
+    assert words in found and len(found) < 300
     assert len(capsys.readouterr().out) <= 20_000
 
 
@@ -256,7 +256,7 @@ def test_rounding_is_no_fault_of_a_part(monkeypatch, plays, expected):
 
 @pytest.mark.parametrize("wrong", marks.some(["", "a-star-once"], "a-star-once"))
 def test_the_demo_writes_texts_of_a_shape_with_the_learner_s_grammar(model, wrong, monkeypatch):
-    """Each prompt's text matches its pattern; a wrong grammar is told, with what should be there."""
+    """Each prompt's text matches its pattern; a wrong grammar is reported, with what should be there."""
     if wrong:
         module, own = matrix.implementation("lab-09", f"mistake:{wrong}"), parts.namespace
         monkeypatch.setattr(

@@ -240,11 +240,11 @@ def test_a_failure_shows_claim_and_departure_the_first_has_the_page_and_the_othe
     assert "kv.admit(request)" not in alone and "solution.py" not in alone  # no line of the reference
     first = page(course).read_bytes()
     all_of_them = course.pytest("labs/lab-01")
-    told = all_of_them.stdout
+    found = all_of_them.stdout
     assert page(course).read_bytes() == first
     failed = counts(all_of_them)["failed"]
-    assert failed > 2 and told.count(OPENED) == failed
-    assert told.count("shows the first failure of these tests; run this one alone") == failed - 1
+    assert failed > 2 and found.count(OPENED) == failed
+    assert found.count("shows the first failure of these tests; run this one alone") == failed - 1
     assert "run this one alone" not in alone
     course.pytest("labs/lab-01/test_lab.py::test_limits_hold_in_every_step")
     assert page(course).read_bytes() != first

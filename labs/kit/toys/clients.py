@@ -85,7 +85,7 @@ class ToyEngine:
         """Return the requests that the engine has, after a while. Raise LookupError for a time below 0."""
         self._in_thread("look")
         if seconds < 0:
-            raise LookupError("nobody sees the past")
+            raise LookupError("the past is not shown")
         self.loop.spend(seconds)
         return sorted(self.requests)
 
@@ -211,7 +211,7 @@ class Clients:
         self.advance(seconds)
 
     def drain(self) -> dict[str, list[str]]:
-        """Time passes until nothing is due any more. Return who waits for something that never comes."""
+        """Let time pass until nothing is due. Return the clients that wait for what never comes."""
         self.advance(AGES)
         left = [name for name, client in self.clients.items() if client.state == "waits"]
         left += [name for name, answer in self.answers.items() if answer == "waits"]

@@ -28,7 +28,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._selector, self.now, self.planned, self.until = self, 0.0, 0.0, 0.0
         self.thread: float | None = None  # the thread's clock, while a function runs there
         self.free_at = 0.0  # when the thread has done all that it was given
-        self.faults: list[BaseException | str] = []  # errors that reach nobody, and rules that are broken
+        self.faults: list[BaseException | str] = []  # errors that no call raised, and rules that are broken
         self.set_exception_handler(self._note)
 
     # What asyncio's loop asks of its selector, and of a loop of a system.
@@ -66,7 +66,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         raise RuntimeError("the engine has a thread already: await self.run(function)")
 
     def _note(self, loop: Any, context: dict[str, Any]) -> None:
-        if "handle" in context:  # an error of a callback; that of a future that nobody asks is no fault
+        if "handle" in context:  # an error of a callback; that of a future without a reader is no fault
             self.fault(context["exception"])
 
     # ------------------------------------------------------------------------------ for a play

@@ -185,7 +185,7 @@ class LoopPlay(Play):
     def update(self, tokens: list[list[int]], stopped: Any = (), too_early: str = "") -> dict[str, Any]:
         self.goes_on()
         ends, rows, scheduled = self.ends, self.rows, self.scheduled or {}
-        # Not in row order: nobody promises that.
+        # Not in row order: that is not promised.
         ending = reversed([*enumerate(ends)])
         sampled = {name: self.fitting(rows[name], tokens[i % len(tokens)]) for i, name in ending}
         stopped = [name for i, name in enumerate(ends) if i in stopped]

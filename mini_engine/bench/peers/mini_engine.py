@@ -1,5 +1,5 @@
 """This engine, as it comes. Variants: "torch" without its C++ kernel, "simple" without fast/, "plain" without
-the drafts that it is told to make, or a slower way to serve, named as in sim/baselines.py.
+the drafts that it is asked for, or a slower way to serve, named as in sim/baselines.py.
 
 "floor" is a lower bound of its steps' time: the matrix products of the same steps alone, in this process, and
 the weights read once a step at the speed at which this machine reads memory.

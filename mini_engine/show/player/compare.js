@@ -17,7 +17,7 @@ function differences(ours, theirs) {
 
 function canonical(record, key) {
   if (key === "events") {
-    return JSON.stringify(record.events.map(({ t, cached_blocks, ...told }) => Object.entries(told).sort()));
+    return JSON.stringify(record.events.map(({ t, cached_blocks, ...known }) => Object.entries(known).sort()));
   }
   if (UNORDERED.includes(key)) return JSON.stringify(Object.entries(record[key] ?? {}).sort());
   return JSON.stringify(record[key]);
@@ -77,11 +77,11 @@ function divergences(folds) {
 
 /** The request on which two steps part, in the order of a step; undefined if they part on none. */
 function partedOn(ours, theirs) {
-  const told = (record, type) => new Map(record.events.filter((event) => event.type === type)
+  const ofType = (record, type) => new Map(record.events.filter((event) => event.type === type)
     .map(({ t, cached_blocks, ...event }) => [event.id, JSON.stringify(event)]));
   const parts = ({ scheduled, new_tokens, ...record } = { scheduled: [], new_tokens: {}, events: [] }) => [
-    ...["QUEUED", "PREEMPTED", "SCHEDULED"].map((type) => told(record, type)), new Map(scheduled),
-    new Map(Object.entries(new_tokens).map(([id, tokens]) => [id, String(tokens)])), told(record, "FINISHED"),
+    ...["QUEUED", "PREEMPTED", "SCHEDULED"].map((type) => ofType(record, type)), new Map(scheduled),
+    new Map(Object.entries(new_tokens).map(([id, tokens]) => [id, String(tokens)])), ofType(record, "FINISHED"),
   ];
   const both = parts(theirs);
   for (const [i, mine] of parts(ours).entries()) {

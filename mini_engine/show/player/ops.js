@@ -202,6 +202,6 @@ class OpsPane extends Side {
     const text = `${count(is, "block")}${change ? `, ${change}` : ""}`;
     return rowButton({ class: "row table", "data-id": id, "aria-pressed": id === this.player.followed }, `${id}: ${text}`,
       el("span", { class: "id", style: `background:${this.player.tint(id)}` }, id), el("span", { class: "blocks" }, ...cells),
-      el("span", { class: "told" }, String(is)), el("span", { class: "plus" }, change));
+      el("span", { class: "amount" }, String(is)), el("span", { class: "plus" }, change));
   }
 }

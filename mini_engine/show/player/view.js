@@ -92,9 +92,9 @@ class Side {
   }
 
   /** The log's sentences, with a cue as long as the last one is out of view. */
-  showLog(spoken, told, followed) {
+  showLog(spoken, lines, followed) {
     const log = this.find(".log");
-    const items = told.map(({ kind, ids, text }) =>
+    const items = lines.map(({ kind, ids, text }) =>
       el("li", { class: ids.includes(followed) ? "followed" : "" }, el("span", { class: `tag ${kind}` }, TAGS[kind] ?? kind), el("span", {}, text)));
     log.replaceChildren(el("li", { class: "spoken" }, spoken), ...items);
     for (const item of log.children) item.setAttribute("role", "presentation"); // a log is no list
@@ -306,8 +306,8 @@ class Pane extends Side {
     const tokens = numTokens(view);
     const blocks = Math.ceil(tokens / this.fold.config.block_size);
     const again = view.num_preemptions ? `, preempted ${view.num_preemptions === 1 ? "once" : `${view.num_preemptions} times`}` : "";
-    const told = `${count(tokens, "token")}, needs ${count(blocks, "block")}${again}`;
-    return this.row(view, `${view.state}, ${told}`, el("span", { class: "told" }, told));
+    const amount = `${count(tokens, "token")}, needs ${count(blocks, "block")}${again}`;
+    return this.row(view, `${view.state}, ${amount}`, el("span", { class: "amount" }, amount));
   }
 
   runningRow(view) {
@@ -319,13 +319,13 @@ class Pane extends Side {
       part(`now ${view.state}`, done, done + now - rejected),
       part("now rejected", done + now - rejected, done + now), el("i", { class: "prompt", style: `left:calc(${at(prompt)}% - 1px)` }));
     const known = numTokens(view) + drafts - rejected;
-    const told = `${done + now - rejected} of ${known}`;
+    const amount = `${done + now - rejected} of ${known}`;
     const plus = drafts ? `+${now - rejected} −${rejected}` : `+${now}`;
     const verified = drafts ? `, ${drafts} of them proposed and ${rejected} rejected` : "";
     const over = this.over.get(view.request_id) ?? 0;
     const beyond = over ? `, ${over} of them over the budget` : "";
-    return this.row(view, `${drawnState(view)}, ${count(now, "token")} in this step${verified}${beyond}, ${told} computed after it`,
-      bar, el("span", { class: done + now - rejected > known ? "told over" : "told" }, told), el("span", { class: over ? "plus over" : "plus", title: over ? `${over} over the budget` : "" }, plus));
+    return this.row(view, `${drawnState(view)}, ${count(now, "token")} in this step${verified}${beyond}, ${amount} computed after it`,
+      bar, el("span", { class: done + now - rejected > known ? "amount over" : "amount" }, amount), el("span", { class: over ? "plus over" : "plus", title: over ? `${over} over the budget` : "" }, plus));
   }
 
   row(view, spoken, ...cells) {

@@ -170,10 +170,10 @@ function sayIdle(views, { num_batched_tokens: spent }, { max_num_batched_tokens:
 function sayCounts(record, views, say) {
   const running = views.filter((view) => view.running).length;
   const waiting = views.filter((view) => !view.running && !view.finish_reason && view.state !== "finished").length;
-  const told = (counted, found, where) => counted !== found &&
+  const check = (counted, found, where) => counted !== found &&
     say("count", [], `The scheduler has ${count(counted, "request")} ${where}; by the events so far it should be ${found}.`);
-  told(record.num_running, running, "running");
-  told(record.num_waiting, waiting, "waiting");
+  check(record.num_running, running, "running");
+  check(record.num_waiting, waiting, "waiting");
 }
 
 function sayBlocked(record, config, say) {

@@ -1,5 +1,5 @@
-"""Another right lab-03, vLLM's way: no room is made first. Whoever finds none in the loop preempts
-the last in policy order, there and then, and what that one had been given in this step is refunded.
+"""Another right lab-03, vLLM's way: no room is made first. A request that finds none in the loop preempts
+the last in policy order at once, and what the victim had been given in this step is refunded.
 
 test_two_ways.py beside this file shows that the schedules are those of making room first.
 """
