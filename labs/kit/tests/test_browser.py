@@ -222,7 +222,7 @@ class Learner:
         return {key: found[key] for key in SAME if key in found}
 
     def ended(self):
-        self.until("document.querySelector('#verdict.good, #verdict.bad') && run.textContent != 'Stop'")
+        self.until("document.querySelector('#verdict.good, #verdict.bad') && results.ariaBusy != 'true'")
 
     def says(self, selector):
         return self.page.text_content(selector)

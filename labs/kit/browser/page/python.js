@@ -31,6 +31,7 @@ export function makePython(lab, { run, receive, hangs }) {
   function toggle() {
     if (running) return end("Stopped. Python starts again.");
     waiting = !ready;
+    $("results").setAttribute("aria-busy", true); // what stands there is of an earlier file, while Python loads too
     if (waiting) return say("Python is loading. It runs when it is ready.");
     run();
   }
