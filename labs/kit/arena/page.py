@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from labs.kit.arena.board import Row, by_game, front, known, ranking, row
-from labs.kit.judge import guard
+from labs.kit.judge import clock
 
 
 def tables(rows: Sequence[Row], yours: Row | None = None) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def tables(rows: Sequence[Row], yours: Row | None = None) -> dict[str, Any]:
 
 def run(page: str, source: str, send: Callable[[str], object], columns: int, scale: float) -> str:
     """Play a policy: send the name of each game as it begins, and return the sentence or the tables."""
-    guard.scale = scale
+    clock.begin(scale, lambda: send(json.dumps({"alive": True})))
     try:
         mine = row("yours", source, said=lambda game: send(json.dumps({"begun": game})))
     except ValueError as error:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from labs.kit.judge import compare, examine, guard, isolate, loading, matrix, page, plugin, random_scripts
+from labs.kit.judge import clock, compare, examine, isolate, loading, matrix, page, plugin, random_scripts
 from labs.kit.judge.guard import deadline, kept_alive, silence
 from labs.kit.judge.manifest import Lab, find_lab
 from labs.kit.judge.pristine import pristine_source
@@ -66,7 +66,7 @@ def run(
     lab_id: str, source: str, send: Send = lambda row: None, columns: int = 88, scale: float = 1.0
 ) -> str:
     """Judge `source`: send each test as it ends, and return the verdict. `scale` shortens limits in tests."""
-    guard.scale = scale
+    clock.begin(scale, lambda: send(json.dumps({"alive": True})))
     lab = find_lab(lab_id)
     lab.file("starter.py").write_text(source, encoding="utf-8")
     os.environ |= {"LAB_IMPL": "starter", "COLUMNS": str(columns)}

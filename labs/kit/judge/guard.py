@@ -16,9 +16,9 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from time import monotonic, process_time  # the code under test may replace time.monotonic
-from types import CodeType
 from typing import Any, NoReturn, TextIO
 
+from labs.kit.judge import clock
 from labs.kit.toys.driver import PULSE
 
 FLOOD = 20_000  # characters printed in one step of a test
@@ -26,16 +26,9 @@ FLOOD = 20_000  # characters printed in one step of a test
 WAIT = 10 if sys.platform == "emscripten" else 4
 HELD = 5.0  # seconds more, after which a call that holds the interpreter ends with its process
 LOOK = 1.0  # at most so many seconds between two looks at a block
-PAUSE = 0.005  # seconds between two looks at the clock; a longer time was not spent computing
 
 last_words = 2  # the file descriptor for the traceback of a process that is ended; pytest redirects 2
 _no_limit = _armed = False
-_monitoring: Any = vars(sys).get("monitoring")
-# Where no thread can watch: the end of each open deadline, on the clock and in computing time.
-_ends: list[tuple[float, float]] = []
-_ticks, _over, _look_again = 0, False, 0.0
-scale = 1.0  # factor of all deadlines where no thread can watch; tests make them short
-_looked, _worked = 0.0, 0.0  # the last look at the clock, and the computing time until then
 
 
 class TimeUp(BaseException):
@@ -67,7 +60,7 @@ def deadline(seconds: float) -> contextlib.AbstractContextManager[None]:
     holds the interpreter) ends the process, and a traceback shows where it was.
     """
     if sys.platform == "emscripten":  # a browser's Python starts no thread
-        return _looking_at_the_clock(seconds)
+        return clock.deadline(seconds, WAIT * seconds, (TimeUp, TimeUpWaiting))
     block: list[Any] = []
     manager = _deadline(seconds, block)
     block.append(vars(manager)["gen"])
@@ -152,54 +145,6 @@ def _deadline(seconds: float, block: list[Any]) -> Iterator[None]:
                     for _ in range(3):
                         pass
                     break
-
-
-@contextlib.contextmanager
-def _looking_at_the_clock(seconds: float) -> Iterator[None]:
-    """deadline() without a thread: each call and each backward jump looks at the clock.
-
-    A block that stays inside C is ended from outside: the page ends its worker.
-    """
-    global _looked
-    _looked = now = monotonic()
-    seconds *= scale
-    events, tool, end = _monitoring.events, _monitoring.DEBUGGER_ID, (now + WAIT * seconds, _worked + seconds)
-    if not _ends:
-        _monitoring.use_tool_id(tool, "deadline")
-        for event in (events.JUMP, events.PY_START):
-            _monitoring.register_callback(tool, event, _look)
-        _monitoring.set_events(tool, events.JUMP | events.PY_START)
-    _ends.append(end)
-    try:
-        yield
-    finally:
-        _ends.remove(end)
-        if not _ends:
-            _monitoring.set_events(tool, 0)
-            _monitoring.free_tool_id(tool)
-
-
-def _look(code: CodeType, *_: object) -> None:
-    """Raise TimeUp in the running code, if a deadline is over.
-
-    A learner's `except:` that catches it gets another at its next jump; other code has time to unwind. Code
-    that must end in good order (pytest's hooks, the guards here) is not interrupted.
-    """
-    global _ticks, _over, _look_again, _looked, _worked
-    _ticks += 1
-    if not _over and _ticks & 63:  # reading the clock costs more than a loop's iteration
-        return
-    now, path = monotonic(), code.co_filename
-    # A long time between two looks was another process's, or C's: it counts on the clock only.
-    _worked += min(now - _looked, PAUSE)
-    _looked = now
-    _over = any(now >= end or _worked >= worked for end, worked in _ends)
-    if not _over or "/pluggy/" in path or "/_pytest/" in path:
-        return
-    learner_s = path.endswith("starter.py") or path.startswith("<lab-")
-    if learner_s or (now >= _look_again and path not in (__file__, contextlib.__file__)):
-        _look_again = now + 0.5
-        raise TimeUp if any(_worked >= worked for _, worked in _ends) else TimeUpWaiting
 
 
 def no_limit() -> None:

@@ -95,6 +95,18 @@ def test_a_browser_judges_as_a_terminal_does(lab_id, pages, course, tmp_path):
     count("mistakes judged in a browser", len(mistakes))
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(10_000)
+def test_a_busy_machine_fails_no_right_solution_in_a_page(pages, spinning, tmp_path):
+    """What others compute in the meantime is not the learner's."""
+    written = tmp_path / "files.json"
+    written.write_text(json.dumps([(lab_id, solution(lab_id)) for lab_id in LABS]), encoding="utf-8")
+    with spinning(8, everywhere=True):
+        found = verdicts(["node", str(MISTAKES), str(pages), str(written)])
+    assert [(one["done"], one["problem"], one["report"]) for one in found] == [(True, "", "")] * len(LABS)
+    count("right solutions in a page on a busy machine", len(LABS))
+
+
 def test_the_engine_writes_with_the_learner_s_part(course, tmp_path):
     """All six chats get the recorded letters under each lab's part; what fails says so."""
     texts = {lab: solution(lab) for lab in PARTS}

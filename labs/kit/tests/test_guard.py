@@ -1,6 +1,7 @@
 """The guards end code that does not end, and nothing else."""
 
 import contextlib
+import itertools
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from labs.kit.author.check import right
-from labs.kit.judge import guard
+from labs.kit.judge import clock, guard
 from labs.kit.judge.guard import FLOOD, PrintFlood, TimeUp, TimeUpWaiting, deadline, limited_prints
 from labs.kit.judge.manifest import find_lab, lab_ids
 from labs.kit.judge.processes import run_matrix
@@ -79,6 +80,51 @@ def test_computing_now_and_then_buys_no_time(monkeypatch):
             compute(0.001)
             time.sleep(0.009)
     assert time.process_time() - began < 0.15
+
+
+OWN, OTHERS = 0.0005, 0.1  # seconds between two looks: a loop's, and those in which others compute
+
+
+@pytest.mark.parametrize(
+    ("between", "ended", "after"),
+    [
+        ([OWN], TimeUp, 1),
+        ([0.02], TimeUp, 1),
+        ([*[OWN] * 4, OTHERS], TimeUpWaiting, 10),
+        ([*[OWN] * 400, OTHERS], TimeUp, 1.5),
+    ],
+    ids=["loop", "loop-in-c", "hardly-any-processor", "busy-machine"],
+)
+def test_where_no_thread_can_watch_others_time_does_not_count(monkeypatch, between, ended, after):
+    """A block with 1 s to compute, and 10 on the clock. That it goes on is reported each second."""
+    now, beats = 100.0, []
+    monkeypatch.setattr(clock, "monotonic", lambda: now)
+    own = {
+        "_ends": [(1.0, now + 10, (TimeUp, TimeUpWaiting))],
+        "_looked": now,
+        "_passed": 0.0,
+        "_worked": 0.0,
+    }
+    for name, value in (own | {"_over": False, "_look_again": now, "_beats": now + 1}).items():
+        monkeypatch.setattr(clock, name, value)
+    monkeypatch.setattr(clock, "beat", lambda: beats.append(now))
+    with pytest.raises(TimeUp) as found:
+        for seconds in itertools.cycle(between):
+            now += seconds
+            monkeypatch.setattr(clock, "_ticks", 63)
+            clock._look((lambda: None).__code__)
+    assert found.type is ended and now - 100 == pytest.approx(after, abs=0.15)
+    assert now - beats[-1] < 1.2
+    assert all(0.99 < later - earlier < 1.2 for earlier, later in itertools.pairwise([100.0, *beats]))
+
+
+@pytest.mark.parametrize(("times_a_laptop", "factor"), [(0.5, 1), (1, 1), (4, 4)])
+def test_a_slow_machine_has_longer_deadlines(monkeypatch, times_a_laptop, factor):
+    monkeypatch.setattr(clock, "scale", None)
+    monkeypatch.setattr(clock, "beat", None)
+    monkeypatch.setattr(clock, "repeat", lambda *code, **times: [9.0, times_a_laptop * clock.LAPTOP, 8.0])
+    clock.begin(0.5, print)
+    assert (clock.scale, clock.beat) == (0.5 * factor, print)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ export function makePython(lab, { run, receive, hangs }) {
         if (!waiting) say("Python is ready.");
       } else if ("row" in data) listen();
       else runs(false);
-      receive(data);
+      if (!data.row?.alive) receive(data);
       if (waiting) toggle();
     };
   }

@@ -1,6 +1,6 @@
 // Python in a worker, which the page can end if it hangs. It loads files only from its own folder.
 //   receives {source, columns, scale}, {demo: source}
-//   sends    {ready: preview}, {row}, {verdict}, {played: payload}, {broken: why}
+//   sends    {ready: preview}, {row} (a test that begins, a test that ended, or alive, each second), {verdict}, {played: payload}, {broken: why}
 
 import { begin } from "./begin.js";
 
