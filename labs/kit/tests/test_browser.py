@@ -98,7 +98,7 @@ def test_a_browser_judges_as_a_terminal_does(lab_id, pages, course, tmp_path):
 @pytest.mark.soak
 @pytest.mark.timeout(10_000)
 def test_a_busy_machine_fails_no_right_solution_in_a_page(pages, spinning, tmp_path):
-    """What others compute in the meantime is not the learner's."""
+    """The time in which other programs compute is not counted as the learner's."""
     written = tmp_path / "files.json"
     written.write_text(json.dumps([(lab_id, solution(lab_id)) for lab_id in LABS]), encoding="utf-8")
     with spinning(8, everywhere=True):
@@ -333,10 +333,11 @@ def test_from_an_empty_function_to_a_right_one(learner, serious, course, tmp_pat
 
 @pytest.mark.soak  # a long walk in Pyodide
 def test_what_never_ends_is_ended(learner):
-    """A loop in Python becomes a failed test with its line; what hangs in C ends with its worker, and a
-    person may stop it before. What is written afterwards is judged as ever."""
+    """A loop in Python becomes a failed test with its line, even if it takes longer than the page listens.
+    A call that hangs in C ends with its worker, and a person may stop it before. A later file is judged as
+    ever."""
     page = learner.page
-    page.evaluate("labPage.scale = 0.2")  # a second a test, where learners are given five
+    page.evaluate("labPage.quiet = 4_000")  # ms of silence, where learners are given longer
     learner.body("while True:\n    try:\n        pass\n    except:\n        pass")
     learner.run()
     assert "a loop that never ends? It was in starter.py, line" in learner.says("#report")
@@ -346,10 +347,9 @@ def test_what_never_ends_is_ended(learner):
     page.click("#run")
     learner.until("run.textContent == 'Run the tests'")
     assert "Stopped" in learner.says("#status")
-    page.evaluate("labPage.quiet = 4_000")  # ms of silence, where learners are given longer
     page.click("#run")
     learner.until("verdict.textContent.includes('and nothing interrupts it')")
-    page.evaluate("labPage.quiet = 60_000, labPage.scale = 1")
+    page.evaluate("labPage.quiet = 60_000")
     learner.write(learner.solution)
     learner.run()
     assert learner.says("#verdict").startswith("All ")
