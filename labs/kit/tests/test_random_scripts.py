@@ -10,6 +10,7 @@ import pytest
 
 from labs.kit.author.check import alternatives, imports
 from labs.kit.judge import compare, loading, random_scripts
+from labs.kit.judge.isolate import tasks_of
 from labs.kit.judge.manifest import find_lab, lab_ids
 from labs.kit.judge.matrix import implementation
 from labs.kit.toys.driver import EXPECTED, RUNS
@@ -224,3 +225,21 @@ def test_an_error_has_one_name_in_every_python():
     assert kind(caught.value) == "error" and kind(KeyError("a")) == "KeyError"
     renamed = type("PatternError", (re.error,), {})
     assert kind(renamed("?")) == "error"
+
+
+PLAIN = {task.name for task in find_lab("lab-08").without_torch.tasks}
+MISTAKES = [
+    one.id for one in find_lab("lab-08").mistakes if PLAIN.issuperset(tasks_of(find_lab("lab-08"), one))
+]
+
+
+@pytest.mark.parametrize(
+    "mistake_id", MISTAKES if SOAK else ["negative-logits-divided", "always-the-first-number"]
+)
+def test_a_mistake_is_the_same_where_torch_is_missing(monkeypatch, mistake_id):
+    """A page names the mistake by what its scripts do, although a step is computed without torch there."""
+    part = implementation("lab-08", f"mistake:{mistake_id}")
+    with_torch = random_scripts.fingerprint("lab-08", part)
+    monkeypatch.setattr(loading.load("lab-08", "random_scripts"), "find_spec", lambda name: None)
+    assert random_scripts.fingerprint("lab-08", part) == with_torch
+    count("mistakes compared without torch", 1)

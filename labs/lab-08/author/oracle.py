@@ -89,6 +89,15 @@ def batch_probabilities(logits, params):
     return [probabilities(row, one) for row, one in zip(logits, params, strict=True)]
 
 
+def token(row, request, penalize, uniform):
+    params, outputs = request.sampling_params, request.output_token_ids
+    if (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1, 0, 0):
+        row = penalize(row, request.prompt_token_ids, outputs, params)
+    if params.temperature == 0:
+        return row.index(max(row))
+    return draw(probabilities(row, params), uniform(request, len(outputs)))
+
+
 class Sampler:
     """Keeps nothing: each number is drawn from a new generator."""
 
@@ -104,11 +113,5 @@ class Sampler:
         pass
 
     def __call__(self, logits, requests):
-        return [self.token(row, request) for row, request in zip(logits, requests, strict=True)]
-
-    def token(self, row, request):
-        params, outputs = request.sampling_params, request.output_token_ids
-        row = apply_penalties(row, request.prompt_token_ids, outputs, params)
-        if params.temperature == 0:
-            return row.index(max(row))
-        return draw(probabilities(row, params), self.uniform(request, len(outputs)))
+        pairs = zip(logits, requests, strict=True)
+        return [token(row, request, apply_penalties, self.uniform) for row, request in pairs]

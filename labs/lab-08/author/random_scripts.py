@@ -1,7 +1,7 @@
 """Random scripts: rows of logits through each function, and batches whose requests come, fail and go.
 
 A script avoids numbers that another order of adding up would round to another token. Without torch, as in a
-web page, the two calls that need it are answered by the oracle: what needs torch is not judged there.
+web page, the oracle answers the two calls that need it, a step with the part's penalties and random numbers.
 """
 
 from functools import cache, partial
@@ -165,7 +165,8 @@ class Play(Base):
         if self.is_oracle:
             return self.sampler(logits, requests)
         if not find_spec("torch"):
-            return load("lab-08", "oracle").Sampler(self.config["seed"])(logits, requests)
+            own = self.part.apply_penalties, self.sampler.uniform
+            return [load("lab-08", "oracle").token(*one, *own) for one in zip(logits, requests, strict=True)]
         import torch
 
         logits = torch.tensor(logits, dtype=getattr(torch, self.config["dtype"]))
