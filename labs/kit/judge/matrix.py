@@ -157,7 +157,7 @@ def result_of(
         ):
             try:
                 # Known mistakes are named by a machine that may be slow; a learner waits for the others.
-                with deadline(lab.timeout * (5 if is_mistake else 1)), silence(), kept_alive():
+                with deadline(lab.timeout * (5 if is_mistake else 2)), silence(), kept_alive():
                     part = item.funcargs["lab"]  # type: ignore[attr-defined]  # an Item of pytest's own has it
                     runs = json.dumps(random_scripts.fingerprint(lab.id, part, random_scripts.passed))
             except BaseException as error:

@@ -28,6 +28,7 @@ from labs.kit.toys.words import brief
 
 ENOUGH = 3  # tests of a known mistake that do not end, after which none is run; of a file one is enough
 ENDLESS = 8.0  # seconds of computing, after which a known mistake is one that never ends
+HURRIED = 10.0  # the same for a task of a file that did not end; on a slow machine a right one takes seconds
 PRINTED_LINES = 20  # of what a failed test printed
 REPORTING = False  # a process that shows one failure to a learner, whole: examine.py
 SECONDS, EXIT = pytest.StashKey[float](), pytest.StashKey[int]()  # a test's limit; the session's status
@@ -110,7 +111,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     if timed_out[key] >= (ENOUGH if "mistake:" in item.name else 1):
         raise NotBegun(f"{lab.id}: not run, because a test before it did not end")
     known = (key[1] or "").startswith("mistake:")  # one that never ends must not keep a learner waiting
-    most = 1.0 if matrix.HURRY or timed_out[key] else ENDLESS if known else lab.timeout
+    most = 1.0 if timed_out[key] else ENDLESS if known else HURRIED if matrix.HURRY else lab.timeout
     item.stash[SECONDS] = min(most, lab.timeout)
     with deadline(item.stash[SECONDS]), limited_prints(), kept_alive():
         try:
