@@ -13,7 +13,7 @@ import pytest
 
 from labs.__main__ import every_command
 from labs.kit.judge import loading, manifest
-from labs.kit.judge.manifest import LabError, find_lab, lab_ids, replace_body
+from labs.kit.judge.manifest import LABS_DIR, LabError, find_lab, lab_ids, replace_body
 from labs.kit.judge.pristine import pristine_source
 from labs.kit.learner import board, progress
 from labs.kit.learner.hints import short_names
@@ -263,6 +263,26 @@ def test_the_end_of_the_test_process_is_reported_and_not_kept(course, body, word
     assert result.returncode == 1
     assert words in result.stdout and len(result.stdout.splitlines()) == 1
     assert not (course.labs / ".state").exists()
+
+
+@pytest.mark.soak  # seconds of computing
+def test_an_endless_loop_is_blamed_on_its_task_where_right_ones_are_slow(course):
+    """A test takes 1.5 s with each task. With the second it does not end, and the first is not blamed."""
+    shutil.copytree(LABS_DIR / "lab-02", course.labs / "lab-02", ignore=shutil.ignore_patterns("__pyc*"))
+    course.edit("lab.toml", "minutes = 60", "minutes = 60\ntimeout = 3", "lab-02")
+    slow = """import os, time
+    os.environ["SLOW"] = "yes"
+    end = time.process_time() + 1.5
+    while time.process_time() < end:
+        pass
+    judge_random_scripts("""
+    course.edit("test_lab.py", "judge_random_scripts(", slow, "lab-02")
+    first = "    start = request.num_computed_tokens\n"
+    endless = f"    import os\n    while 'SLOW' in os.environ:\n        pass\n{first}"
+    course.solve(first, endless, "lab-02")
+    result = course.command("test", "lab-02")
+    assert "a loop that never ends? It was in starter.py" in result.stdout
+    assert "lab-02 clamp: 23 of 24 tests pass; waits for next_chunk" in result.stdout
 
 
 def test_test_shows_the_first_failure_only_whatever_the_environment(course, monkeypatch):
