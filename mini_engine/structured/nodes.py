@@ -6,7 +6,8 @@ sequence and `a | b` a choice. Both are simplified, so an expression that no tex
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any, cast
 
 
@@ -59,13 +60,14 @@ class Node:
             return other
         if isinstance(other, Nothing):
             return self
-        both = (one.options if isinstance(one, Either) else frozenset([one]) for one in (self, other))
-        options = frozenset[Node]().union(*both)
+        both = (one.options if isinstance(one, Either) else (one,) for one in (self, other))
+        options = [*chain(*both)]
         single = [node.allowed for node in options if isinstance(node, OneOf)]
         if len(single) > 1:
-            options = frozenset(node for node in options if not isinstance(node, OneOf))
-            options |= {OneOf(frozenset[int]().union(*single))}
-        return Either(options) if len(options) > 1 else next(iter(options))
+            options = [node for node in options if not isinstance(node, OneOf)]
+            options.append(OneOf(frozenset[int]().union(*single)))
+        either = Either(options)
+        return either if len(either.options) > 1 else either.options[0]
 
 
 class Nothing(Node):
@@ -97,13 +99,13 @@ class Sequence(Node):
 
 
 class Either(Node):
-    """A text of any of the options."""
+    """A text of any of the options. Each stands once, in the order given; to == the order does not matter."""
 
     __match_args__ = ("options",)
 
-    def __init__(self, options: frozenset[Node]):
-        super().__init__(options)
-        self.options = options
+    def __init__(self, options: Iterable[Node]):
+        self.options = (*dict.fromkeys(options),)  # a set's order differs between machines
+        super().__init__(frozenset(self.options))
 
 
 class Repeat(Node):

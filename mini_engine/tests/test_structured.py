@@ -4,8 +4,10 @@ import json
 import random
 import re
 from collections import Counter
+from functools import reduce
 from importlib.util import find_spec
 from itertools import product
+from operator import or_
 from types import SimpleNamespace
 
 import pytest
@@ -151,9 +153,12 @@ def test_expressions_are_simplified():
     assert [(a + b).size, (a + b | Repeat(a)).size, (a + b).alphabet] == [3, 6, frozenset(b"ab")]
     match [a + b, a + b | a, Repeat(a)]:
         case [Sequence(OneOf(allowed), second), Either(options), Repeat(body)]:
-            assert (allowed, second, options, body) == (a.allowed, b, {a + b, a}, a)
+            assert (allowed, second, options, body) == (a.allowed, b, (a + b, a), a)
         case other:
             raise AssertionError(other)
+    options = [Repeat(letter) for letter in (b, a + b, a, b + a, b)]
+    either = reduce(or_, options)  # its options stand as they are written
+    assert either == reduce(or_, options[::-1]) and either.options == (*options[:4],)
 
 
 def test_a_pattern_with_too_many_states_is_refused():
