@@ -163,9 +163,7 @@ def result_of(
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt):
                     raise
-                runs = kind(error)
-                if not isinstance(error, Exception):  # with TimeUp there is no fingerprint
-                    said = describe(error)
+                runs = kind(error)  # what failed is said above; naming it may take too long
     return Result(test, call.excinfo is None, said, runs, round(call.duration, 4))
 
 

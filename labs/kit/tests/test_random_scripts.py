@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 
@@ -10,9 +11,11 @@ import pytest
 
 from labs.kit.author.check import alternatives, imports
 from labs.kit.judge import compare, loading, random_scripts
+from labs.kit.judge.guard import TimeUp
 from labs.kit.judge.isolate import tasks_of
 from labs.kit.judge.manifest import find_lab, lab_ids
-from labs.kit.judge.matrix import implementation
+from labs.kit.judge.matrix import RANDOM_SCRIPTS, implementation, result_of
+from labs.kit.judge.task_status import TaskStatus, fingerprint
 from labs.kit.toys.driver import EXPECTED, RUNS
 from labs.kit.toys.plays import Counted, Unnamed, in_runs, naming, steps_of
 from labs.kit.toys.plays import Play as Base
@@ -225,6 +228,22 @@ def test_an_error_has_one_name_in_every_python():
     assert kind(caught.value) == "error" and kind(KeyError("a")) == "KeyError"
     renamed = type("PatternError", (re.error,), {})
     assert kind(renamed("?")) == "error"
+
+
+def test_a_failure_that_takes_long_to_name_is_no_endless_loop(monkeypatch):
+    """It has no fingerprint then, so it gets no name; what is said of it stays true."""
+
+    def run_out_of_time(*given):
+        raise TimeUp
+
+    monkeypatch.setattr(random_scripts, "fingerprint", run_out_of_time)
+    lab = find_lab("lab-01")
+    call = pytest.CallInfo.from_call(lambda: json.loads("?"), "call")
+    item = SimpleNamespace(name=RANDOM_SCRIPTS, funcargs={"lab": None})
+    result = result_of(item, lab, call, RANDOM_SCRIPTS)
+    assert result.said.startswith("JSONDecodeError") and TaskStatus(lab, [result]).endless is None
+    task = replace(lab.tasks[0], tests=(RANDOM_SCRIPTS,))
+    assert fingerprint(task, [result]) == "" != fingerprint(task, [replace(result, runs="")])
 
 
 PLAIN = {task.name for task in find_lab("lab-08").without_torch.tasks}
