@@ -68,6 +68,21 @@ def deep(calls):
     return head + calls + FIRST + body
 
 
+def in_time(*both):
+    """Return both fingerprints without tests that ran out of time in either: a page's Python is slower."""
+    late = {
+        (task, test[0])
+        for side in both
+        for task, tests in side.items()
+        for test in tests
+        if test[2] == "TimeUp"
+    }
+    return [
+        {task: [test for test in tests if (task, test[0]) not in late] for task, tests in side.items()}
+        for side in both
+    ]
+
+
 @pytest.mark.soak  # minutes; make test compares the verdicts on two files, in a page
 @pytest.mark.timeout(10_000)
 @pytest.mark.parametrize("lab_id", LABS)
@@ -89,12 +104,14 @@ def test_a_browser_judges_as_a_terminal_does(lab_id, pages, course, tmp_path):
         there = browser.result()
     done = {"solution": True, "deep": True, "starter": None}
     assert [one.get("done") for one in there] == [done.get(name, False) for name in named]
-    differing = [
-        (name, key, one.get(key), other.get(key))
-        for name, one, other in zip(named, there, here, strict=True)
-        for key in SAME
-        if one.get(key) != other.get(key)
-    ]
+    differing = []
+    for name, one, other in zip(named, there, here, strict=True):
+        for key in SAME:
+            pair = one.get(key), other.get(key)
+            if key == "fingerprints" and pair[0] and pair[1]:
+                pair = in_time(*pair)
+            if pair[0] != pair[1]:
+                differing.append((name, key, *pair))
     assert differing == []
     count("mistakes judged in a browser", len(mistakes))
 
