@@ -7,7 +7,6 @@ sequence and `a | b` a choice. Both are simplified, so an expression that no tex
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from typing import Any, cast
 
 
@@ -60,14 +59,13 @@ class Node:
             return other
         if isinstance(other, Nothing):
             return self
-        both = (one.options if isinstance(one, Either) else (one,) for one in (self, other))
-        options = [*chain(*both)]
+        first, second = (one.unique if isinstance(one, Either) else {one: None} for one in (self, other))
+        options = first | second
         single = [node.allowed for node in options if isinstance(node, OneOf)]
         if len(single) > 1:
-            options = [node for node in options if not isinstance(node, OneOf)]
-            options.append(OneOf(frozenset[int]().union(*single)))
-        either = Either(options)
-        return either if len(either.options) > 1 else either.options[0]
+            options = {node: None for node in options if not isinstance(node, OneOf)}
+            options[OneOf(frozenset[int]().union(*single))] = None
+        return Either(options) if len(options) > 1 else next(iter(options))
 
 
 class Nothing(Node):
@@ -104,8 +102,9 @@ class Either(Node):
     __match_args__ = ("options",)
 
     def __init__(self, options: Iterable[Node]):
-        self.options = (*dict.fromkeys(options),)  # a set's order differs between machines
-        super().__init__(frozenset(self.options))
+        self.unique = dict.fromkeys(options)  # in order; and a dict keeps their hashes
+        super().__init__(frozenset(self.unique))
+        self.options = (*self.unique,)
 
 
 class Repeat(Node):

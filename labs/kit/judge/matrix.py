@@ -163,7 +163,9 @@ def result_of(
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt):
                     raise
-                runs = kind(error)  # what failed is said above; naming it may take too long
+                runs = kind(error)
+                if said.startswith("NotBegun") and not isinstance(error, Exception):
+                    said = describe(error)  # else what failed is known, and only its name takes too long
     return Result(test, call.excinfo is None, said, runs, round(call.duration, 4))
 
 
