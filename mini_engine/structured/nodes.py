@@ -102,7 +102,7 @@ class Either(Node):
     __match_args__ = ("options",)
 
     def __init__(self, options: Iterable[Node]):
-        self.unique = dict.fromkeys(options)  # in order; and a dict keeps their hashes
+        self.unique = dict.fromkeys(options)  # a set's order is another one on another machine
         super().__init__(frozenset(self.unique))
         self.options = (*self.unique,)
 
