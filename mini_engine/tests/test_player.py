@@ -1123,6 +1123,20 @@ def test_two_operation_logs_stop_at_the_first_difference(open_player):
     assert "Operation 3 raised an error" in page.locator(".log").first.text_content()
 
 
+@pytest.mark.parametrize(
+    ("config", "shown"),
+    [
+        ({"slots": 4, "prefix_caching": False}, ""),  # a lab without blocks has no cache to speak of
+        ({"num_blocks": 4, "block_size": 4, "prefix_caching": False}, "4 blocks of 4 · prefix cache off"),
+        ({"num_blocks": 4, "block_size": 4}, "4 blocks of 4"),
+    ],
+)
+def test_only_what_an_operation_log_has_is_in_its_heading(open_player, config, shown):
+    log = log_of(*OPERATIONS)
+    log.header.to_json = lambda: {"trace": "mini-engine-ops", "version": 1, "config": config}
+    assert open_player(log).locator(".pane-head .config").text_content() == shown
+
+
 # ------------------------------------------------------------------------------ the component's hosts
 
 

@@ -101,7 +101,7 @@ class OpsPane extends Side {
     this.root.classList.toggle("unheld", !this.held);
     this.root.classList.toggle("unpooled", !this.pooled);
     this.find(".config").textContent = [num_blocks === undefined ? "" : `${num_blocks} blocks${block_size === undefined ? "" : ` of ${block_size}`}`, watermark ? `watermark ${watermark}` : "",
-      prefix_caching === false ? "prefix cache off" : ""].filter(Boolean).join(" · ");
+      num_blocks !== undefined && prefix_caching === false ? "prefix cache off" : ""].filter(Boolean).join(" · ");
     this.calls = new Rows(this.find(".calls-card .rows"), "Operations", (step) => this.callRow(step));
     this.tables = new Rows(this.find(".tables-card .rows"), "Block tables", (view) => this.tableRow(view));
     this.lists = [this.calls, this.tables];
