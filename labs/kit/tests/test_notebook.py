@@ -214,6 +214,7 @@ def test_a_quiz_unfolds_its_answers_and_its_text_gives_none_away():
     page, text = quiz._repr_html_(), repr(quiz)
     assert page.count('class="question"') == page.count('class="choice right"') == len(quiz.questions) == 10
     assert "<script" not in page and "style=" not in page and "<code>[:, -1]</code>" in page
+    assert "<dl" not in page  # JupyterLab sets its terms in a column of a fifth of the width
     assert "python -m labs quiz paging" in text and "Right" not in text
     answers = [answer for question in quiz.questions for answer in question.answers]
     assert all(answer.text in text and answer.why not in text for answer in answers)

@@ -38,8 +38,8 @@ def _question(number: int, question: Question) -> str:
             f'<details class="choice {kind}"><summary><span>{_html(answer.text)}</span></summary>'
             f'<div class="why"><strong>{verdict}</strong> {_html(answer.why)}</div></details>'
         )
-    asked = f"<dt><strong>{number}.</strong> {_html(question.ask)}</dt>"
-    return f'<dl class="question">{asked}<dd>{answers}</dd></dl>'
+    asked = f"<strong>{number}.</strong> {_html(question.ask)}"
+    return f'<div class="question">{asked}{answers}<p></p></div>'  # a gap, without a style
 
 
 def _html(text: str) -> str:
