@@ -27,6 +27,7 @@ from labs.kit.toys.words import describe, kind
 RANDOM_SCRIPTS = "test_random_scripts"
 # Among the variants: run on each mistake all tests, or only the one that catches it and the random scripts.
 WHOLE, QUICK = "--whole", "--quick"
+NAMING = 50  # seconds for a fingerprint: in a page the slowest mistakes take half of it
 HURRY = False  # a learner waits, and a test did not end: less time for others
 
 
@@ -156,8 +157,7 @@ def result_of(
             and not said.startswith("TimeUp" if is_mistake else ("TimeUp", "NotBegun"))
         ):
             try:
-                # Known mistakes are named by a machine that may be slow; a learner waits for the others.
-                with deadline(lab.timeout * (5 if is_mistake else 2)), silence(), kept_alive():
+                with deadline(NAMING), silence(), kept_alive():
                     part = item.funcargs["lab"]  # type: ignore[attr-defined]  # an Item of pytest's own has it
                     runs = json.dumps(random_scripts.fingerprint(lab.id, part, random_scripts.passed))
             except BaseException as error:

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from labs.kit.judge import loading
 from labs.kit.judge.compare import same
+from labs.kit.judge.guard import deadline
 from labs.kit.judge.pristine import NOT_WRITTEN
 from labs.kit.toys.driver import EXPECTED, PULSE, RUNS, OpHeader, OpLog, OpStep
 from labs.kit.toys.scripts import Script, Skip
@@ -25,6 +26,7 @@ from labs.kit.toys.words import describe, kind
 from mini_engine.trace import End
 
 TRIALS, PATIENCE = 400, 1.0  # of cutting a script: runs, and seconds
+SECONDS = 10  # for a script of a fingerprint; those that end take a tenth of it
 quick = brief = False  # the story is not read, so no script need be cut; nor where one departs
 only: list[int] | None = None  # the scripts to play, where all others are known to pass
 passed = 0  # scripts, from the first on, that the part passed which was judged last
@@ -238,11 +240,14 @@ def as_log(script: Script, steps: list[Step]) -> OpLog:
 def fingerprint(lab_id: str, part: Any, passed: int = 0) -> list[str]:
     """Return a digest a script of all that was seen: equal for two parts that no script distinguishes.
 
-    So many scripts, from the first on, are known to pass, and are not played again.
+    So many scripts, from the first on, are known to pass, and are not played again. Raise TimeUp if one of
+    the others needs more than SECONDS.
     """
-    known = [digest_of_oracle(lab_id, n) for n in range(passed)]
-    others = range(passed, count(lab_id))
-    return known + [digest(run(lab_id, part, drawn(lab_id, n)), expected(lab_id, n)) for n in others]
+    digests = [digest_of_oracle(lab_id, n) for n in range(passed)]
+    for number in range(passed, count(lab_id)):
+        with deadline(SECONDS):
+            digests.append(digest(run(lab_id, part, drawn(lab_id, number)), expected(lab_id, number)))
+    return digests
 
 
 def departing(lab_id: str, runs: str) -> list[int] | None:

@@ -146,6 +146,16 @@ def test_a_fingerprint_is_equal_for_what_no_script_distinguishes(tell):
     assert prints(later) == prints(again) != prints(never) != prints(part())
 
 
+def test_a_script_that_does_not_end_ends_its_fingerprint(monkeypatch, tell):
+    def reset(self):
+        while True:
+            pass
+
+    monkeypatch.setattr(random_scripts, "SECONDS", 0.1)
+    with pytest.raises(TimeUp):
+        random_scripts.fingerprint("a lab", part(reset=reset))
+
+
 def test_same():
     assert compare.same(0.1 + 0.2, 0.3) and compare.same({"a": [1]}, {"a": [1]})
     unlike = [([1.0, 2.0], [1.0, 2.0001]), (1, 1.0), (True, 1), ({"a": 1}, {"a": 1, "b": 1}), ([1, 2], [1])]

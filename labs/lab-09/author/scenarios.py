@@ -101,7 +101,7 @@ class Writers(Play):
     def left(self, pattern, text):
         return reduce(self.part.derivative, as_bytes(text), parse(pattern))
 
-    def dfa_matches(self, pattern, text, max_states=5000):
+    def dfa_matches(self, pattern, text, max_states=1000):
         """Whether the automaton accepts the whole text."""
         if (pattern, max_states) not in self.dfas:
             self.dfas[pattern, max_states] = self.part.build_dfa(parse(pattern), max_states)
